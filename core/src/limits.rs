@@ -1,0 +1,114 @@
+//! Every limit, with its unit and reason, and checks at compile time that they fit each other. What changes bytes on
+//! disk or wire is a constant here, never a setting.
+
+/// Alignment of every extent and of O_DIRECT writes: the largest block size of common devices.
+pub const DISK_BLOCK_BYTES: usize = 4096;
+
+/// Largest key of a record: keys are for routing and compaction, not for data.
+pub const KEY_BYTES_MAX: usize = 64 * 1024;
+/// Largest headers of a record, all together: their length is a `u16` in the record entry.
+pub const HEADERS_BYTES_MAX: usize = u16::MAX as usize;
+/// Largest record body (key, headers and value together): TubeMQ's default message limit is 1 MB.
+pub const RECORD_BYTES_MAX: usize = 1024 * 1024;
+/// Largest batch on wire and disk, header and table included; the largest block class holds just one.
+pub const BATCH_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Most records in a batch: the entries of a batch of empty records still fit it.
+pub const BATCH_RECORDS_MAX: usize = 64 * 1024;
+/// Batches are padded to this, so that headers in a payload or a run can be viewed aligned.
+pub const BATCH_ALIGN_BYTES: usize = 8;
+
+/// Largest frame: two of the largest batches and their message.
+pub const FRAME_BYTES_MAX: usize = 2 * BATCH_BYTES_MAX + 64 * 1024;
+/// Largest message (the flatbuffer in a frame): bounds what the verifier walks.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
+/// Most batches in one produce request: bounds the results in its answer.
+pub const PRODUCE_BATCHES_MAX: usize = 1024;
+/// Most partitions in one fetch or offsets request.
+pub const FETCH_PARTITIONS_MAX: usize = 256;
+/// Default and largest byte budget of one fetch: what a reply may pin or read.
+pub const FETCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Longest long poll: below the idle timeout of common load balancers.
+pub const FETCH_WAIT_MS_MAX: u32 = 30_000;
+
+/// Requests of one connection that may wait for their answer.
+pub const CONNECTION_REQUESTS_MAX: usize = 1024;
+/// Bytes of requests of one connection that may wait for their answer.
+pub const CONNECTION_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Bytes of replies of one connection that may wait for a slow reader.
+pub const CONNECTION_REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Connections a shard serves; one more is closed with a reason.
+pub const SHARD_CONNECTIONS_MAX: usize = 10_000;
+/// Fetches that may be parked on a shard.
+pub const SHARD_PARKED_FETCHES_MAX: usize = 20_000;
+/// Bytes that all receive buffers of a shard may hold past their small first ones: when they are used up, connections
+/// are not read until some are given back.
+pub const SHARD_RECEIVE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// First receive buffer of a connection: 1000 idle connections cost 8 MiB.
+pub const RECEIVE_BYTES_MIN: usize = 8 * 1024;
+/// A frame that has begun must be whole within this time, else the connection is closed.
+pub const FRAME_TIMEOUT_MS: u64 = 30_000;
+/// A reply must be taken by the client within this time, else the connection is closed.
+pub const REPLY_TIMEOUT_MS: u64 = 30_000;
+/// Hops between each two shards that may wait for their reply.
+pub const MESH_CREDITS: usize = 1024;
+/// Bytes that the hops between each two shards may hold.
+pub const MESH_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Topic names: TubeMQ's limit.
+pub const TOPIC_NAME_BYTES_MAX: usize = 64;
+/// Partitions of one topic: TubeMQ's number space has 10 000 per store.
+pub const TOPIC_PARTITIONS_MAX: u32 = 10_000;
+/// Stores of one topic.
+pub const TOPIC_STORES_MAX: u32 = 1024;
+/// Topics of one broker.
+pub const BROKER_TOPICS_MAX: usize = 100_000;
+/// Partitions of one shard: a checkpoint lists them all.
+pub const SHARD_PARTITIONS_MAX: usize = 200_000;
+/// Shards of one broker.
+pub const SHARDS_MAX: usize = 256;
+
+/// Default size of a segment file.
+pub const SEGMENT_BYTES: u64 = 256 * 1024 * 1024;
+/// Smallest segment: holds one largest extent and its own head, with room.
+pub const SEGMENT_BYTES_MIN: u64 = 16 * 1024 * 1024;
+/// Largest segment: a place in it fits a `u32`.
+pub const SEGMENT_BYTES_MAX: u64 = 2 * 1024 * 1024 * 1024;
+/// Largest data extent, padding included: four writes of 1 MiB fill the device's queue.
+pub const EXTENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Largest checkpoint extent: all partitions of a shard at 64 bytes each.
+pub const CHECKPOINT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Size of one write to the device.
+pub const WRITE_BYTES: usize = 1024 * 1024;
+/// Extents being written at once.
+pub const EXTENTS_IN_FLIGHT_MAX: usize = 4;
+/// Fence keys of sealed segments that may be resident, in bytes, per shard.
+pub const FENCE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Block size classes: an idle topic, a busy one, the largest batch.
+pub const BLOCK_BYTES: [usize; 3] = [16 * 1024, 256 * 1024, BATCH_BYTES_MAX];
+/// The arena is cut into slabs of the largest block; each slab holds blocks of one class.
+pub const SLAB_BYTES: usize = BATCH_BYTES_MAX;
+/// Smallest arena of a shard: a block of each class being written while another is flushed.
+pub const ARENA_BYTES_MIN: usize = 16 * SLAB_BYTES;
+
+/// Offsets that one epoch sets apart: after a loss a partition goes on this far past its recovered end.
+pub const EPOCH_OFFSETS: u64 = 1 << 32;
+
+const _: () = {
+    assert!(RECORD_BYTES_MAX + HEADERS_BYTES_MAX + 1024 <= BATCH_BYTES_MAX);
+    assert!(KEY_BYTES_MAX < RECORD_BYTES_MAX);
+    assert!(BATCH_RECORDS_MAX * 20 + 1024 < BATCH_BYTES_MAX);
+    assert!(BATCH_BYTES_MAX + MESSAGE_BYTES_MAX <= FRAME_BYTES_MAX);
+    assert!(BATCH_BYTES_MAX + 64 * 1024 <= EXTENT_BYTES_MAX);
+    assert!(FETCH_BYTES_MAX >= BATCH_BYTES_MAX);
+    assert!(CONNECTION_BYTES_MAX >= FRAME_BYTES_MAX);
+    assert!(CONNECTION_REPLY_BYTES_MAX >= FETCH_BYTES_MAX);
+    assert!(SHARD_RECEIVE_BYTES_MAX >= 4 * FRAME_BYTES_MAX);
+    assert!(MESH_BYTES_MAX >= FRAME_BYTES_MAX);
+    assert!(SEGMENT_BYTES_MIN as usize >= 2 * EXTENT_BYTES_MAX);
+    assert!(SEGMENT_BYTES_MAX <= 1 << 32);
+    assert!(EXTENT_BYTES_MAX.is_multiple_of(DISK_BLOCK_BYTES));
+    assert!(WRITE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));
+    assert!(BLOCK_BYTES[2] == SLAB_BYTES && SLAB_BYTES.is_multiple_of(BLOCK_BYTES[0]));
+    assert!(SHARD_PARTITIONS_MAX * 64 <= CHECKPOINT_BYTES_MAX);
+};
