@@ -1,1 +1,1 @@
-//! bench
+//! The benchmark harness.

@@ -7,3 +7,4 @@ pub mod batch;
 pub mod crc;
 pub mod ids;
 pub mod limits;
+pub mod topic;

@@ -1,1 +1,1 @@
-//! master
+//! The control plane: an ordinary tokio program, never on the data path.

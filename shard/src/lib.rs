@@ -1,1 +1,1 @@
-//! shard
+//! The data path of one broker: does what the core crate decides.
