@@ -1,7 +1,7 @@
 //! One message of each kind with every field set, and two batches: for round trips, mutations and the golden vectors.
 
 use ringmain_core::batch::{BatchHeader, stamp};
-use ringmain_core::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
+use ringmain_core::ids::{Durability, Epoch, Offset, PartitionKey};
 
 use crate::batch::BatchView;
 use crate::batch_builder::BatchBuilder;
