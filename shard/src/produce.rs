@@ -214,6 +214,10 @@ fn append(
         produce.push(store_failed(shard, header.key));
         return Ok(());
     }
+    if shard.stopping.get() {
+        produce.push(refused(header.key, ErrorCode::UNAVAILABLE, "the broker is stopping".into()));
+        return Ok(());
+    }
     let now_ms = shard.clock.monotonic().as_millis() as u64;
     let mut store = shard.store.borrow_mut();
     let appended = store.append(&*shard.memory, header, bytes, now_ms, shard.clock.now_ms())?;

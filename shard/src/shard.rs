@@ -83,6 +83,8 @@ pub(crate) struct Shard {
     /// A produce waits for memory: flush what there is.
     pub(crate) memory_short: Cell<bool>,
     pub(crate) stopping: Cell<bool>,
+    pub(crate) reclaim_wanted: Cell<bool>,
+    pub(crate) reclaiming: Cell<bool>,
 }
 
 impl Shard {
