@@ -540,3 +540,6 @@ pub(crate) struct AdoptedBlock<'a> {
     pub(crate) committed: usize,
     pub(crate) spans: &'a [(PartitionKey, Span, bool)],
 }
+
+#[cfg(test)]
+mod tests;
