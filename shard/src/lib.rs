@@ -1,6 +1,7 @@
 //! The data path of one broker: does what the core crate decides.
 
 pub mod arena;
+mod memory;
 pub mod clock;
 pub mod files;
 pub mod net;
