@@ -36,7 +36,9 @@ pub(crate) async fn page(
 
 fn render(service: &TopicService, page: &TopicPage) -> String {
     let mut html = String::with_capacity(4096 + page.topics.len() * 256);
-    html.push_str("<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">");
+    html.push_str(
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">",
+    );
     html.push_str("<title>Ringmain</title><style>");
     html.push_str(STYLE);
     html.push_str("</style><h1>Ringmain</h1><dl>");

@@ -133,7 +133,8 @@ fn metadata_frame(
         survives_process_kill,
     };
     if request.known_version == 0 || request.known_version != version {
-        let size = |topic: &Arc<TopicInfo>| TOPIC_BYTES + topic.name.len() + PARTITION_BYTES * topic.partition_stores.len();
+        let size =
+            |topic: &Arc<TopicInfo>| TOPIC_BYTES + topic.name.len() + PARTITION_BYTES * topic.partition_stores.len();
         if topics.iter().map(size).sum::<usize>() > FRAME_BYTES_MAX - TOPIC_BYTES {
             return Err(ServiceError::TooLarge(topics.len()));
         }

@@ -89,8 +89,7 @@ impl From<QueryRejection> for Failure {
 impl From<JsonRejection> for Failure {
     fn from(rejection: JsonRejection) -> Self {
         let status = rejection.status();
-        let code =
-            if status == StatusCode::PAYLOAD_TOO_LARGE { ErrorCode::TOO_LARGE } else { ErrorCode::BAD_REQUEST };
+        let code = if status == StatusCode::PAYLOAD_TOO_LARGE { ErrorCode::TOO_LARGE } else { ErrorCode::BAD_REQUEST };
         Self { status, code, message: rejection.body_text() }
     }
 }
@@ -164,10 +163,7 @@ async fn cluster(State(service): Service) -> Response {
         .into_response()
 }
 
-async fn list(
-    State(service): Service,
-    query: Result<Query<PageQuery>, QueryRejection>,
-) -> Result<Response, Failure> {
+async fn list(State(service): Service, query: Result<Query<PageQuery>, QueryRejection>) -> Result<Response, Failure> {
     let Query(query) = query?;
     let limit = query.limit.unwrap_or(PAGE_TOPICS);
     if !(1..=HTTP_PAGE_TOPICS_MAX).contains(&limit) {
@@ -185,10 +181,7 @@ async fn describe(State(service): Service, Path(name): Path<String>) -> Result<R
     Ok(Json(body).into_response())
 }
 
-async fn create(
-    State(service): Service,
-    body: Result<Json<CreateBody>, JsonRejection>,
-) -> Result<Response, Failure> {
+async fn create(State(service): Service, body: Result<Json<CreateBody>, JsonRejection>) -> Result<Response, Failure> {
     let Json(body) = body?;
     let level = |word: Option<String>| match word {
         Some(word) => word.parse::<Durability>().map_err(|error| bad_request(error.to_string())),
@@ -196,7 +189,8 @@ async fn create(
     };
     let durability_floor = level(body.durability_floor)?;
     // A floor alone raises the default with it.
-    let durability_default = if body.durability_default.is_some() { level(body.durability_default)? } else { durability_floor };
+    let durability_default =
+        if body.durability_default.is_some() { level(body.durability_default)? } else { durability_floor };
     let new = CreateTopicRequest {
         name: body.name,
         partitions: body.partitions,

@@ -19,6 +19,6 @@ mod topic;
 
 pub use http_server::ListenError;
 pub use link::{Applied, BrokerAddress, BrokerLink};
-pub use master::{Master, MasterAddresses};
+pub use master::{Master, MasterAddresses, StartError};
 pub use store::{OpenError, StoreError};
 pub use topic::{Reconciled, ServiceError, TopicPage, TopicView};

@@ -60,12 +60,7 @@ pub enum StartError {
 impl Master {
     /// Opens the store at `store_path` (made when it is not there; the first topic then gets `first_topic_id`), and
     /// serves frames on `listen` and HTTP on `http` (`HOST:PORT`, port 0 = any free one).
-    pub fn start(
-        store_path: &Path,
-        first_topic_id: TopicId,
-        listen: &str,
-        http: &str,
-    ) -> Result<Self, StartError> {
+    pub fn start(store_path: &Path, first_topic_id: TopicId, listen: &str, http: &str) -> Result<Self, StartError> {
         let runtime = control_runtime("ringmain-master");
         // Ports first: a second process on them must not touch the store.
         let frames_listener = runtime.block_on(bind("the master", listen))?;
@@ -148,7 +143,12 @@ async fn repair(service: Arc<TopicService>, mut stop: watch::Receiver<bool>) {
         // Without a broker there is nobody to repair.
         if service.broker().is_some() && service.owes() {
             let report = service.repair().await;
-            tracing::info!(put = report.put, deleted = report.deleted, failed = report.failed, "repeated changes to the broker");
+            tracing::info!(
+                put = report.put,
+                deleted = report.deleted,
+                failed = report.failed,
+                "repeated changes to the broker"
+            );
         }
     }
 }

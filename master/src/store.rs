@@ -47,7 +47,9 @@ pub enum OpenError {
         found: u64,
     },
     /// It is not a redb file, or one of another program.
-    #[error("{path} is not a ringmain master's store ({what}): move it away and start again, topics are taken over from the broker")]
+    #[error(
+        "{path} is not a ringmain master's store ({what}): move it away and start again, topics are taken over from the broker"
+    )]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -301,8 +303,7 @@ fn load(database: &Database, path: &Path) -> Result<Loaded, OpenError> {
         return Err(OpenError::Newer { path: path.to_owned(), found });
     }
     let next_topic_id = number("next_topic_id")?;
-    let mut loaded =
-        Loaded { cluster_id: number("cluster_id")?, version: number("version")?, ..Loaded::default() };
+    let mut loaded = Loaded { cluster_id: number("cluster_id")?, version: number("version")?, ..Loaded::default() };
     let topics = transaction.open_table(TOPICS).map_err(|error| damaged(error.to_string()))?;
     let mut names = BTreeMap::new();
     for entry in topics.iter().map_err(storage)? {

@@ -43,7 +43,9 @@ pub enum ServiceError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The change is written, but the broker could not apply it.
-    #[error("topic `{name}` is recorded, but the broker could not apply the change ({reason}): it is repeated by itself, and at the next start")]
+    #[error(
+        "topic `{name}` is recorded, but the broker could not apply the change ({reason}): it is repeated by itself, and at the next start"
+    )]
     NotApplied {
         /// The topic.
         name: String,
@@ -292,7 +294,8 @@ impl TopicService {
         let existing = self.read().topics.get(&topic.name).cloned();
         if let Some(existing) = existing {
             // Asked for again after the broker failed: the answer the first caller wanted.
-            let same = TopicInfo { id: existing.id, created_ms: existing.created_ms, version: existing.version, ..topic };
+            let same =
+                TopicInfo { id: existing.id, created_ms: existing.created_ms, version: existing.version, ..topic };
             let failed = self.read().putting.get(&existing.id) == Some(&Owed::Failed);
             if !failed || same != *existing {
                 return Err(ServiceError::Exists(same.name));
@@ -306,7 +309,12 @@ impl TopicService {
         catalogue.forget(&settled);
         catalogue.insert(Arc::clone(&topic));
         drop(catalogue);
-        tracing::info!(topic = topic.name, id = topic.id.get(), partitions = topic.partition_stores.len(), "topic created");
+        tracing::info!(
+            topic = topic.name,
+            id = topic.id.get(),
+            partitions = topic.partition_stores.len(),
+            "topic created"
+        );
         let answer = self.hand_over_put(link.as_ref(), &topic);
         Ok((topic, answer))
     }
@@ -512,9 +520,8 @@ impl Catalogue {
     }
 
     fn owed(&self) -> Vec<OwedChange> {
-        let failed = |(id, (_, state)): (&TopicId, &(u64, Owed))| {
-            (*state == Owed::Failed).then_some(OwedChange::Delete(*id))
-        };
+        let failed =
+            |(id, (_, state)): (&TopicId, &(u64, Owed))| (*state == Owed::Failed).then_some(OwedChange::Delete(*id));
         let deletions = self.deleting.iter().filter_map(failed);
         let puts = self.topics.values().filter(|topic| self.putting.get(&topic.id) == Some(&Owed::Failed));
         deletions.chain(puts.cloned().map(OwedChange::Put)).collect()
