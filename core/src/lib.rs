@@ -3,8 +3,15 @@
 //! Read in this order: [`ids`], [`limits`], [`batch`].
 #![forbid(unsafe_code)]
 
+pub mod acks;
+pub mod adopt;
 pub mod batch;
+pub mod block;
 pub mod crc;
+pub mod fetch;
+pub mod flush;
 pub mod ids;
 pub mod limits;
+pub mod offsets;
+pub mod store;
 pub mod topic;
