@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub struct Master {
     /// Bounds the frames that brokers have submitted and that are not answered yet.
     submitted: Arc<Semaphore>,
     stop: watch::Sender<bool>,
-    thread: JoinHandle<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Why a master does not start.
@@ -85,7 +85,7 @@ impl Master {
             })
             .expect("the system can start one more thread");
         let submitted = Arc::new(Semaphore::new(ADMIN_REQUESTS_MAX));
-        Ok(Self { service, runtime: handle, addresses, submitted, stop, thread })
+        Ok(Self { service, runtime: handle, addresses, submitted, stop, thread: Mutex::new(Some(thread)) })
     }
 
     /// Where it listens.
@@ -126,10 +126,13 @@ impl Master {
     }
 
     /// Finishes the requests that are being answered, closes ports and store. To be called before the broker stops.
-    pub fn stop(self) {
+    /// The second call finds nothing to do.
+    pub fn stop(&self) {
         self.stop.send_replace(true);
-        // A panic is reported by the thread itself.
-        let _ = self.thread.join();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A panic is reported by the thread itself.
+            let _ = thread.join();
+        }
     }
 }
 
