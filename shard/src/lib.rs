@@ -1,1 +1,11 @@
 //! The data path of one broker: does what the core crate decides.
+
+pub mod clock;
+pub mod files;
+pub mod net;
+#[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
+mod raw;
+pub mod runtime;
+#[cfg(test)]
+mod test_support;
+pub mod ticker;

@@ -32,12 +32,17 @@ pub(crate) enum ReplyTo {
     Shard { shard: ShardId, request: u64 },
 }
 
-/// A produce whose answer waits for the disk or another shard.
+/// A produce until it is answered.
 pub(crate) struct PendingProduce {
     to: ReplyTo,
     outcomes: RefCell<Vec<ProduceOutcome>>,
+    /// Batches whose outcome is not known yet, and one more while batches are being appended.
     open: Cell<usize>,
+    /// Counted among the requests of its connection.
+    counted: Cell<bool>,
     answered: Cell<bool>,
+    /// How many batches the request has.
+    batches: usize,
     due: Duration,
 }
 
@@ -94,51 +99,73 @@ pub(crate) async fn produce(
         return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, message);
     }
     let to = ReplyTo::Client { connection: Rc::clone(connection), correlation_id };
-    let due = shard.clock.monotonic() + Duration::from_millis(u64::from(request.timeout_ms));
-    let mut work = Work::new(to, due, batches.len());
+    let produce = PendingProduce::new(shard, to, request.timeout_ms, batches.len());
     let mut hops: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
     for (at, (header, bytes)) in batches.iter().enumerate() {
         let owner = match check(shard, header, bytes) {
             Ok(owner) => owner,
             Err(outcome) => {
-                work.outcomes.push(outcome);
+                produce.push(outcome);
                 continue;
             }
         };
         let asked = level(shard, request.durability, header.key);
         if owner == shard.id {
-            let outcome = append_patiently(shard, header, bytes, &asked).await;
-            work.outcomes.push(outcome);
-            work.wait_if_needed(at, asked);
+            append_patiently(shard, &produce, header, bytes, asked).await;
         } else {
-            work.outcomes.push(ProduceOutcome { level: asked, ..overdue(header.key) });
+            produce.push(ProduceOutcome { level: asked, ..overdue(header.key) });
+            produce.open.set(produce.open.get() + 1);
+            produce.count();
             hops.entry(owner).or_default().push(at);
         }
     }
-    let hop_bytes = hops
-        .into_iter()
-        .map(|(owner, places)| {
-            let batches = places.iter().map(|&at| (batches[at].0, Bytes::copy_from_slice(batches[at].1))).collect();
-            (owner, places, batches)
-        })
+    for (owner, places) in hops {
+        hop(shard, &produce, owner, places, &batches, request.timeout_ms).await;
+    }
+    produce.finish_one(shard);
+}
+
+/// Sends the batches at `places` to the shard that has their partitions.
+async fn hop(
+    shard: &Rc<Shard>,
+    produce: &Rc<PendingProduce>,
+    owner: ShardId,
+    places: Vec<usize>,
+    batches: &[(BatchHeader, &[u8])],
+    timeout_ms: u32,
+) {
+    let copies = places
+        .iter()
+        .map(|&at| (batches[at].0, Bytes::copy_from_slice(batches[at].1), produce.outcomes.borrow()[at].level))
         .collect();
-    work.finish(shard, hop_bytes, request.timeout_ms).await;
+    let request = shard.waits.borrow_mut().register_hop(produce, places);
+    let message = MeshRequest::Produce { request, batches: copies, timeout_ms };
+    let Err(MeshRequest::Produce { batches, .. }) = shard.send_to(owner, message).await else { return };
+    shard.metrics.busy_refusals_total.add(1);
+    let busy = |header: BatchHeader| ProduceOutcome {
+        retry_after_ms: BUSY_RETRY_MS,
+        ..refused(header.key, ErrorCode::SERVER_BUSY, format!("shard {owner} has too many requests waiting"))
+    };
+    hop_done(shard, request, batches.into_iter().map(|(header, _, _)| busy(header)).collect());
 }
 
 /// A hop's produce on the owner. Never waits: a shard always drains its incoming rings.
-pub(crate) fn produce_for(shard: &Rc<Shard>, from: ShardId, request: u64, batches: Vec<(BatchHeader, Bytes, Durability)>, timeout_ms: u32) {
-    let due = shard.clock.monotonic() + Duration::from_millis(u64::from(timeout_ms));
-    let mut work = Work::new(ReplyTo::Shard { shard: from, request }, due, batches.len());
-    for (at, (header, bytes, asked)) in batches.iter().enumerate() {
+pub(crate) fn produce_for(
+    shard: &Rc<Shard>,
+    from: ShardId,
+    request: u64,
+    batches: &[(BatchHeader, Bytes, Durability)],
+    timeout_ms: u32,
+) {
+    let to = ReplyTo::Shard { shard: from, request };
+    let produce = PendingProduce::new(shard, to, timeout_ms, batches.len());
+    for (header, bytes, asked) in batches {
         // Checked by the shard that received them; the topic may have gone meanwhile, which append notices.
-        let outcome = match append(shard, header, bytes, *asked) {
-            Ok(outcome) => outcome,
-            Err(error) => append_refusal(shard, header.key, &error),
-        };
-        work.outcomes.push(outcome);
-        work.wait_if_needed(at, *asked);
+        if let Err(error) = append(shard, &produce, header, bytes, *asked) {
+            produce.push(append_refusal(shard, header.key, &error));
+        }
     }
-    work.answer_or_wait(shard);
+    produce.finish_one(shard);
 }
 
 /// The level that a batch gets: what was asked or the topic's default, but not below the topic's floor.
@@ -174,14 +201,22 @@ fn check(shard: &Shard, header: &BatchHeader, bytes: &[u8]) -> Result<ShardId, P
     Ok(owner)
 }
 
+/// Appends a batch and, above level `memory`, registers its wait in the same breath: a flush that starts later must
+/// find the waiter.
 fn append(
     shard: &Shard,
+    produce: &Rc<PendingProduce>,
     header: &BatchHeader,
     bytes: &[u8],
     level: Durability,
-) -> Result<ProduceOutcome, AppendError> {
+) -> Result<(), AppendError> {
     if shard.log_failed.get() {
-        return Ok(store_failed(shard, header.key));
+        produce.push(store_failed(shard, header.key));
+        return Ok(());
+    }
+    if shard.stopping.get() {
+        produce.push(refused(header.key, ErrorCode::UNAVAILABLE, "the broker is stopping".into()));
+        return Ok(());
     }
     let now_ms = shard.clock.monotonic().as_millis() as u64;
     let mut store = shard.store.borrow_mut();
@@ -193,10 +228,7 @@ fn append(
     shard.metrics.produced_records_total.add(u64::from(header.record_count));
     shard.metrics.produced_bytes_total.add(u64::from(header.batch_bytes));
     shard.parked.notify(header.key);
-    if unplanned >= shard.config.flush_bytes {
-        shard.flush_wanted.raise();
-    }
-    Ok(ProduceOutcome {
+    let mut outcome = ProduceOutcome {
         key: header.key,
         code: ErrorCode::OK,
         level,
@@ -205,7 +237,20 @@ fn append(
         flushed_end: ends.flushed_end(),
         synced_end: ends.synced_end(),
         ..ProduceOutcome::default()
-    })
+    };
+    if level > Durability::Memory {
+        // What it answers if the wait is never over.
+        outcome.code = ErrorCode::TIMED_OUT;
+        produce.open.set(produce.open.get() + 1);
+        produce.count();
+        let token = shard.waits.borrow_mut().register(produce, produce.outcomes.borrow().len());
+        shard.acks.borrow_mut().wait(header.key, appended.next_offset, level, token);
+        shard.flush_wanted.raise();
+    } else if unplanned >= shard.config.flush_bytes {
+        shard.flush_wanted.raise();
+    }
+    produce.push(outcome);
+    Ok(())
 }
 
 fn store_failed(shard: &Shard, key: PartitionKey) -> ProduceOutcome {
@@ -229,109 +274,23 @@ fn append_refusal(shard: &Shard, key: PartitionKey, error: &AppendError) -> Prod
 /// Appends; when memory is full of what waits for the disk, the connection is not read for a while, then refused.
 async fn append_patiently(
     shard: &Shard,
+    produce: &Rc<PendingProduce>,
     header: &BatchHeader,
     bytes: &[u8],
-    level: &Durability,
-) -> ProduceOutcome {
+    level: Durability,
+) {
     let give_up = shard.clock.exact() + BUSY_PATIENCE;
-    loop {
-        let error = match append(shard, header, bytes, *level) {
-            Ok(outcome) => return outcome,
-            Err(error) => error,
-        };
+    while let Err(error) = append(shard, produce, header, bytes, level) {
         let left = give_up.saturating_sub(shard.clock.exact());
-        if left.is_zero() || !matches!(error, AppendError::Busy { .. } | AppendError::UnsyncedWindow(_)) {
-            return append_refusal(shard, header.key, &error);
+        if left.is_zero() || matches!(error, AppendError::UnknownPartition(_)) {
+            produce.push(append_refusal(shard, header.key, &error));
+            return;
         }
         // Acks of what this very turn appended must not wait with it.
         shard.flush_touched();
         shard.memory_short.set(true);
         shard.flush_wanted.raise();
         shard.clock.timeout(left, shard.memory_freed.wait()).await;
-    }
-}
-
-/// A produce while its batches are being appended.
-struct Work {
-    to: ReplyTo,
-    due: Duration,
-    outcomes: Vec<ProduceOutcome>,
-    waiting: Vec<usize>,
-}
-
-impl Work {
-    fn new(to: ReplyTo, due: Duration, batches: usize) -> Self {
-        Self { to, due, outcomes: Vec::with_capacity(batches), waiting: Vec::new() }
-    }
-
-    fn wait_if_needed(&mut self, at: usize, level: Durability) {
-        if level > Durability::Memory && self.outcomes[at].code.is_ok() {
-            self.waiting.push(at);
-        }
-    }
-
-    fn answer_or_wait(self, shard: &Rc<Shard>) {
-        if self.waiting.is_empty() {
-            answer(shard, &self.to, &self.outcomes);
-            return;
-        }
-        let open = self.waiting.len();
-        self.wait(shard, open);
-    }
-
-    fn wait(self, shard: &Rc<Shard>, open: usize) -> Rc<PendingProduce> {
-        if let ReplyTo::Client { connection, .. } = &self.to {
-            connection.requests.set(connection.requests.get() + 1);
-        }
-        let produce = Rc::new(PendingProduce {
-            to: self.to,
-            outcomes: RefCell::new(self.outcomes),
-            open: Cell::new(open),
-            answered: Cell::new(false),
-            due: self.due,
-        });
-        let mut waits = shard.waits.borrow_mut();
-        let mut acks = shard.acks.borrow_mut();
-        for at in self.waiting {
-            let token = waits.register(&produce, at);
-            let outcome = &mut produce.outcomes.borrow_mut()[at];
-            acks.wait(outcome.key, outcome.level, token);
-            // What it answers if the wait is never over.
-            outcome.code = ErrorCode::TIMED_OUT;
-        }
-        shard.flush_wanted.raise();
-        Rc::clone(&produce)
-    }
-
-    async fn finish(
-        self,
-        shard: &Rc<Shard>,
-        hops: Vec<(ShardId, Vec<usize>, Vec<(BatchHeader, Bytes)>)>,
-        timeout_ms: u32,
-    ) {
-        if hops.is_empty() {
-            return self.answer_or_wait(shard);
-        }
-        let open = self.waiting.len() + hops.iter().map(|(_, places, _)| places.len()).sum::<usize>();
-        let produce = self.wait(shard, open);
-        for (owner, places, batches) in hops {
-            let batches = places
-                .iter()
-                .zip(batches)
-                .map(|(&at, (header, bytes))| (header, bytes, produce.outcomes.borrow()[at].level))
-                .collect();
-            let request = shard.waits.borrow_mut().register_hop(&produce, places);
-            let message = MeshRequest::Produce { request, batches, timeout_ms };
-            if let Err(message) = shard.send_to(owner, message).await {
-                let MeshRequest::Produce { batches, .. } = message else { continue };
-                let busy = |key| ProduceOutcome {
-                    retry_after_ms: BUSY_RETRY_MS,
-                    ..refused(key, ErrorCode::SERVER_BUSY, format!("shard {owner} has too many requests waiting"))
-                };
-                shard.metrics.busy_refusals_total.add(1);
-                hop_done(shard, request, batches.into_iter().map(|(header, _, _)| busy(header.key)).collect());
-            }
-        }
     }
 }
 
@@ -350,6 +309,35 @@ fn answer(shard: &Shard, to: &ReplyTo, outcomes: &[ProduceOutcome]) {
 }
 
 impl PendingProduce {
+    fn new(shard: &Shard, to: ReplyTo, timeout_ms: u32, batches: usize) -> Rc<Self> {
+        Rc::new(Self {
+            to,
+            outcomes: RefCell::new(Vec::with_capacity(batches)),
+            open: Cell::new(1),
+            counted: Cell::new(false),
+            answered: Cell::new(false),
+            batches,
+            due: shard.clock.monotonic() + Duration::from_millis(u64::from(timeout_ms)),
+        })
+    }
+
+    fn push(&self, outcome: ProduceOutcome) {
+        self.outcomes.borrow_mut().push(outcome);
+    }
+
+    fn is_overdue(&self, now: Duration) -> bool {
+        self.due <= now && !self.answered.get() && self.outcomes.borrow().len() == self.batches
+    }
+
+    /// It will wait: it counts among the requests of its connection.
+    fn count(&self) {
+        if let ReplyTo::Client { connection, .. } = &self.to
+            && !self.counted.replace(true)
+        {
+            connection.requests.set(connection.requests.get() + 1);
+        }
+    }
+
     fn finish_one(&self, shard: &Shard) {
         self.open.set(self.open.get() - 1);
         if self.open.get() == 0 {
@@ -361,7 +349,9 @@ impl PendingProduce {
         if self.answered.replace(true) {
             return;
         }
-        if let ReplyTo::Client { connection, .. } = &self.to {
+        if let ReplyTo::Client { connection, .. } = &self.to
+            && self.counted.get()
+        {
             connection.requests.set(connection.requests.get() - 1);
         }
         answer(shard, &self.to, &self.outcomes.borrow());
@@ -407,7 +397,7 @@ pub(crate) fn answer_overdue(shard: &Shard) {
         let waits = shard.waits.borrow();
         let local = waits.by_token.values().map(|(produce, _)| produce);
         let hops = waits.hops.values().map(|(produce, _)| produce);
-        local.chain(hops).filter(|produce| produce.due <= now && !produce.answered.get()).map(Rc::clone).collect()
+        local.chain(hops).filter(|produce| produce.is_overdue(now)).map(Rc::clone).collect()
     };
     for produce in overdue {
         produce.answer(shard);

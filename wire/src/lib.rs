@@ -29,6 +29,8 @@ pub mod generated {
 }
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 pub(crate) mod samples;
 
 pub use generated::message::ringmain::wire as schema;
