@@ -20,4 +20,6 @@ pub mod log;
 pub mod offsets;
 pub mod segment;
 pub mod store;
+#[cfg(test)]
+mod test_memory;
 pub mod topic;

@@ -1,5 +1,6 @@
 //! The data path of one broker: does what the core crate decides.
 
+pub mod arena;
 pub mod clock;
 pub mod files;
 pub mod net;

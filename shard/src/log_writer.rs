@@ -14,7 +14,7 @@ use ringmain_core::checkpoint::{Checkpoint, CheckpointPartition};
 use ringmain_core::crc::crc32c;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry};
 use ringmain_core::flush::FlushPlan;
-use ringmain_core::ids::{Epoch, ExtentSequence, Position, SegmentSequence};
+use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, Position, SegmentSequence};
 use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::limits::DISK_BLOCK_BYTES;
 use ringmain_core::log::{LogTail, SegmentEnd};
@@ -129,6 +129,11 @@ impl LogWriter {
             progress: Signal::default(),
             metrics: start.metrics,
         }
+    }
+
+    /// The life that writes.
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.tail.borrow().incarnation()
     }
 
     /// Extents being written.
@@ -269,7 +274,7 @@ impl LogWriter {
     }
 
     /// Syncs all that is placed. Nothing else writes meanwhile: only the flusher places extents, and it waits here.
-    async fn sync_all(&self, shard: &Rc<Shard>) -> Result<(), String> {
+    pub(crate) async fn sync_all(&self, shard: &Rc<Shard>) -> Result<(), String> {
         self.quiesce(shard).await?;
         if let Some(synced) = self.sync().await? {
             synced_up_to(shard, synced);
@@ -308,6 +313,8 @@ impl LogWriter {
     pub(crate) async fn begin_life(&self, checkpoint: &Checkpoint, now_ms: i64) -> Result<(), String> {
         let bytes = checkpoint_extent_bytes(checkpoint);
         if !self.has_room(bytes, 0) {
+            // A segment is sealed only when all of it is synced.
+            self.sync().await?;
             self.seal_open().await.map_err(|error| error.to_string())?;
             self.open_next(now_ms).await.map_err(|error| error.to_string())?;
         }
@@ -363,7 +370,7 @@ impl LogWriter {
         file.fdatasync().await?;
         sync_dir(&self.dir).await?;
         let segment = self.tail.borrow_mut().roll();
-        self.index.borrow_mut().put(segment, SegmentIndex::Active(ActiveIndex::default()));
+        self.index.borrow_mut().put(segment, SegmentIndex::Full(ActiveIndex::default()));
         let before = self.file.borrow_mut().replace(file);
         if let Some(before) = before {
             before.close().await?;
