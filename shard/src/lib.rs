@@ -1,7 +1,9 @@
 //! The data path of one broker: does what the core crate decides.
 
 pub mod arena;
+pub mod catalog;
 pub mod clock;
+pub mod data_dir;
 pub mod files;
 pub mod net;
 #[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
