@@ -161,17 +161,17 @@ impl Broker {
         preflight::check_host()?;
         let cpus = preflight::allowed_cpus();
         let options = DataDirOptions {
-            // One shard per CPU; a data directory that has shards already keeps its number.
-            new_shards: u16::try_from(cpus.len().clamp(1, SHARDS_MAX)).unwrap_or(1),
             shards: config.shards,
-            segment_bytes: config.segment_bytes,
+            // One shard per CPU; a data directory that has shards already keeps its number.
+            shards_if_new: u16::try_from(cpus.len().clamp(1, SHARDS_MAX)).unwrap_or(1),
+            segment_bytes_if_new: config.segment_bytes,
             cluster_id: Some(config.cluster_id),
         };
         let data_dir = DataDir::open(&config.data_dir, &options)?;
         preflight::check_direct_io(data_dir.path())?;
         let shards = data_dir.shards();
         let slabs = slabs_of(config.memory_bytes, shards)?;
-        let (catalog, topics) = Catalog::open(data_dir.path())?;
+        let (catalog, topics) = Catalog::open(&data_dir.catalog_path())?;
         let listeners = bind(config, shards)?;
         let shard_config = Arc::new(shard_config(config, &listeners));
         let addresses = BrokerAddresses {
@@ -199,9 +199,9 @@ impl Broker {
             let life = Life {
                 id,
                 config: Arc::clone(&shard_config),
-                dir: data_dir.shard_dir(id.0),
+                dir: data_dir.shard_dir(id),
                 data_dir: data_dir.path().to_owned(),
-                log_id: data_dir.log_id(id.0),
+                log_id: data_dir.log_id(id),
                 segment_bytes: data_dir.segment_bytes(),
                 arena: config.arena.clone(),
                 slabs,
@@ -225,7 +225,7 @@ impl Broker {
         }
         let control = BrokerControl::start(
             catalog,
-            Placements::new(shards, placed.iter().map(|(topic, _)| Arc::clone(topic))),
+            Placements::new(shards, &placed),
             mailboxes.clone(),
             all_metrics.clone(),
         );

@@ -55,7 +55,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
         if owner == shard.id {
-            let fetched = fetch_here(&shard, &request, || connection.is_closed()).await;
+            let fetched = fetch_here(&shard, &request, Some(&connection)).await;
             connection.reply_room().await;
             answer(&shard, &connection, correlation_id, fetched);
         } else {
@@ -98,37 +98,42 @@ fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetch
     });
 }
 
-/// Serves a fetch on the owner, with waiting. `gone` says when nobody wants the answer any more.
-pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, gone: impl Fn() -> bool) -> Fetched {
+/// Serves a fetch on the owner, with waiting; it ends early when the client has gone.
+pub(crate) async fn fetch_here(
+    shard: &Rc<Shard>,
+    request: &FetchRequest,
+    client: Option<&Rc<Connection>>,
+) -> Fetched {
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
     let mut parked_before = false;
+    // Told of changes from before the first look on, so that none between a look and a wait is missed.
+    let signal = Rc::new(Signal::default());
+    if let Some(client) = client {
+        client.when_closed(&signal);
+    }
     loop {
+        for partition in &request.partitions {
+            shard.parked.park(partition.key, &signal);
+        }
         let mut attempt = Attempt::from_memory(shard, request);
         let disk = std::mem::take(&mut attempt.disk);
         if !disk.is_empty() {
             attempt.read_disk(shard, request, disk, parked_before).await;
         }
         let left = due.saturating_sub(shard.clock.exact());
-        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone() {
+        let gone = client.is_some_and(|client| client.is_closed());
+        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone {
+            for partition in &request.partitions {
+                shard.parked.unpark(partition.key, &signal);
+            }
             return attempt.fetched;
         }
         attempt.fetched.release(shard);
-        park(shard, request, left).await;
+        let parked = ParkedGuard::new(shard);
+        shard.clock.timeout(left, signal.wait()).await;
+        drop(parked);
         parked_before = true;
-    }
-}
-
-async fn park(shard: &Rc<Shard>, request: &FetchRequest, left: Duration) {
-    let signal = Rc::new(Signal::default());
-    for partition in &request.partitions {
-        shard.parked.park(partition.key, &signal);
-    }
-    let parked = ParkedGuard::new(shard);
-    shard.clock.timeout(left, signal.wait()).await;
-    drop(parked);
-    for partition in &request.partitions {
-        shard.parked.unpark(partition.key, &signal);
     }
 }
 
@@ -326,7 +331,7 @@ async fn fetch_there(
 pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: FetchRequest) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
-        let fetched = fetch_here(&shard, &fetch, || false).await;
+        let fetched = fetch_here(&shard, &fetch, None).await;
         let mut payload = Vec::with_capacity(fetched.bytes);
         for part in &fetched.parts {
             payload.extend_from_slice(part.as_bytes(&shard));

@@ -13,18 +13,18 @@ use crate::routing::PlacedTopic;
 const MAILBOX_MAX: usize = 200_000;
 
 /// Calls back when its last clone is dropped: when every shard has carried out the command, or has ended.
-pub(crate) struct Done(Option<Box<dyn FnOnce() + Send>>);
+pub(crate) struct Done(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Done {
     /// To be cloned for each shard that gets the command.
     pub(crate) fn new(callback: Box<dyn FnOnce() + Send>) -> Arc<Self> {
-        Arc::new(Self(Some(callback)))
+        Arc::new(Self(Mutex::new(Some(callback))))
     }
 }
 
 impl Drop for Done {
     fn drop(&mut self) {
-        if let Some(callback) = self.0.take() {
+        if let Some(callback) = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             callback();
         }
     }

@@ -13,7 +13,7 @@ use std::task::{Poll, Waker};
 use ringmain_core::limits::{MESH_BYTES_MAX, MESH_CREDITS};
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::signal::Signal;
+use crate::signal::Broadcast;
 
 /// A message that came in.
 pub(crate) enum Incoming<Q, R> {
@@ -54,13 +54,6 @@ pub(crate) struct Ticket {
     bytes: usize,
 }
 
-impl Ticket {
-    /// The shard that asks.
-    pub(crate) fn from(self) -> u16 {
-        self.shard
-    }
-}
-
 /// What one shard has of the rings that lead to and from one other.
 struct Peer<Q, R> {
     requests_out: RefCell<Producer<(Ticket, Q)>>,
@@ -70,7 +63,7 @@ struct Peer<Q, R> {
     /// Requests of ours that have no reply yet, and their bytes.
     open: Cell<usize>,
     open_bytes: Cell<usize>,
-    credit: Signal,
+    credit: Broadcast,
 }
 
 /// One shard's end of the mesh. Lives on its thread once it is there.
@@ -99,7 +92,7 @@ impl<Q, R> Mesh<Q, R> {
                         replies_in: RefCell::new(replies[other][own].1.take()?),
                         open: Cell::new(0),
                         open_bytes: Cell::new(0),
-                        credit: Signal::default(),
+                        credit: Broadcast::default(),
                     })
                 });
                 // The number of shards is a u16.

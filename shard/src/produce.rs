@@ -215,6 +215,11 @@ fn append(
         produce.push(store_failed(shard, header.key));
         return Ok(());
     }
+    if shard.disk_full.get() {
+        let message = "the disk has no room for another segment: delete topics or free space".into();
+        produce.push(ProduceOutcome { retry_after_ms: 1000, ..refused(header.key, ErrorCode::DISK_FULL, message) });
+        return Ok(());
+    }
     if shard.stopping.get() {
         produce.push(refused(header.key, ErrorCode::UNAVAILABLE, "the broker is stopping".into()));
         return Ok(());

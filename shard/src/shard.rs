@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringmain_core::acks::Acks;
-use ringmain_core::block::BlockMemory;
 use ringmain_core::fetch::Slice;
 use ringmain_core::ids::ShardId;
 use ringmain_core::store::ShardStore;
@@ -29,10 +28,13 @@ use crate::metrics::ShardMetrics;
 use crate::parked::Parked;
 use crate::produce::{self, Waits};
 use crate::routing::Routing;
-use crate::signal::Signal;
+use crate::signal::{Broadcast, Signal};
 
 /// How long a request waits for a mesh credit before it is refused.
 const CREDIT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A tick that comes so late is counted and logged.
+const STALL: Duration = Duration::from_millis(50);
 
 /// What all shards of a broker are told.
 #[derive(Clone, Debug)]
@@ -77,11 +79,13 @@ pub(crate) struct Shard {
     pub(crate) touched: RefCell<Vec<Rc<Connection>>>,
     pub(crate) encoder: RefCell<FrameEncoder>,
     pub(crate) receive_bytes: Cell<usize>,
-    pub(crate) receive_freed: Signal,
+    pub(crate) receive_freed: Broadcast,
     pub(crate) flush_wanted: Signal,
-    pub(crate) memory_freed: Signal,
+    pub(crate) memory_freed: Broadcast,
     /// A produce waits for memory: flush what there is.
     pub(crate) memory_short: Cell<bool>,
+    /// There is no room for a new segment: produces are refused until there is.
+    pub(crate) disk_full: Cell<bool>,
     pub(crate) stopping: Cell<bool>,
     pub(crate) reclaim_wanted: Cell<bool>,
     pub(crate) reclaiming: Cell<bool>,
@@ -90,7 +94,7 @@ pub(crate) struct Shard {
 impl Shard {
     /// Pinned bytes of a block.
     pub(crate) fn block_bytes(&self, slice: &Slice) -> &[u8] {
-        self.memory.read(slice.block, slice.at as usize, slice.bytes as usize)
+        self.memory.read(slice.block.0, slice.at as usize, slice.bytes as usize)
     }
 
     /// Ends the pins of a reply that is sent or dropped.
@@ -190,7 +194,12 @@ impl Shard {
         self.metrics.pinned_bytes.set(blocks.bytes_pinned() as u64);
         self.metrics.partitions.set(store.partition_count() as u64);
         let pulse = self.clock.pulse();
-        self.metrics.stall_max_us.raise(pulse.stall_max().as_micros() as u64);
+        let stall = pulse.take_stall_max();
+        self.metrics.stall_max_us.raise(stall.as_micros() as u64);
+        if stall > STALL {
+            self.metrics.stalls_total.add(1);
+            tracing::warn!(shard = self.id.0, stall_ms = stall.as_millis() as u64, "the executor came late to its tick");
+        }
     }
 
     /// When replies pin too much memory, the one that has been stalled longest is given up with its connection.
