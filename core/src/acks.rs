@@ -29,7 +29,13 @@ pub struct RunMark {
 struct Waiter {
     token: WaitToken,
     level: Durability,
+    /// One past the last record that must reach the level.
+    next_offset: Offset,
 }
+
+/// The waiters that a flush took along with their batches, until its extent has its place.
+#[derive(Debug, Default)]
+pub struct Taken(Vec<Waiter>);
 
 /// What one flush took, until it is synced.
 #[derive(Debug)]
@@ -62,13 +68,13 @@ pub struct Released {
 }
 
 impl Acks {
-    /// A produce to `key` waits for `level`. Its batch was appended before and is not planned yet.
+    /// A produce to `key` whose records end at `next_offset` waits for `level`. Its batch was just appended.
     ///
     /// # Panics
     /// When `level` is `memory`: that is reached when the batch is appended.
-    pub fn wait(&mut self, key: PartitionKey, level: Durability, token: WaitToken) {
+    pub fn wait(&mut self, key: PartitionKey, next_offset: Offset, level: Durability, token: WaitToken) {
         assert!(level > Durability::Memory, "memory level is acked at once");
-        self.pending.entry(key).or_default().push(Waiter { token, level });
+        self.pending.entry(key).or_default().push(Waiter { token, level, next_offset });
         self.waiting += 1;
         self.waiting_for_sync += usize::from(level == Durability::Synced);
     }
@@ -109,19 +115,34 @@ impl Acks {
         self.unsynced.len()
     }
 
-    /// A flush took the batches of `runs` into the extent that ends at `end`.
-    ///
-    /// # Panics
-    /// When extents are not planned in log order.
-    pub fn planned(&mut self, end: Position, runs: Vec<RunMark>) {
-        assert!(self.writing.back().is_none_or(|last| last.end < end), "extents are planned in log order");
-        let mut waiters = Vec::new();
-        for run in &runs {
-            if let Some(mut some) = self.pending.remove(&run.key) {
-                waiters.append(&mut some);
+    /// A flush takes the batches of `runs`: those who wait for them go along. To be called before anything else is
+    /// appended; what is appended while the extent is being built waits for the next one.
+    pub fn take(&mut self, runs: &[RunMark]) -> Taken {
+        let mut taken = Vec::new();
+        for run in runs {
+            let Some(waiters) = self.pending.get_mut(&run.key) else { continue };
+            let covered = waiters.partition_point(|waiter| waiter.next_offset <= run.next_offset);
+            taken.extend(waiters.drain(..covered));
+            if waiters.is_empty() {
+                self.pending.remove(&run.key);
             }
         }
-        self.writing.push_back(Batch { end, runs, waiters });
+        Taken(taken)
+    }
+
+    /// The extent with `runs` and their waiters ends at `end`.
+    ///
+    /// # Panics
+    /// When extents are not placed in log order.
+    pub fn placed(&mut self, end: Position, runs: Vec<RunMark>, taken: Taken) {
+        assert!(self.writing.back().is_none_or(|last| last.end < end), "extents are placed in log order");
+        self.writing.push_back(Batch { end, runs, waiters: taken.0 });
+    }
+
+    /// Whether everybody who waits for a flush wants a sync as well: then the flush may wait for a running sync.
+    #[must_use]
+    pub fn all_pending_want_sync(&self) -> bool {
+        self.pending.values().flatten().all(|waiter| waiter.level == Durability::Synced)
     }
 
     /// The shard log is flushed up to `flushed`.
@@ -189,12 +210,17 @@ mod tests {
         RunMark { key, next_offset: Offset(next_offset), bytes: 1, rest_since_ms: 0 }
     }
 
+    fn plan(acks: &mut Acks, end: u64, runs: Vec<RunMark>) {
+        let taken = acks.take(&runs);
+        acks.placed(Position(end), runs, taken);
+    }
+
     #[test]
     fn a_wait_ends_at_its_own_level_and_not_before() {
         let mut acks = Acks::default();
-        acks.wait(KEY, Durability::Flushed, WaitToken(1));
-        acks.wait(KEY, Durability::Synced, WaitToken(2));
-        acks.planned(Position(100), vec![run(KEY, 5)]);
+        acks.wait(KEY, Offset(3), Durability::Flushed, WaitToken(1));
+        acks.wait(KEY, Offset(5), Durability::Synced, WaitToken(2));
+        plan(&mut acks, 100, vec![run(KEY, 5)]);
         assert_eq!(acks.flushed(Position(99)), Released::default());
         let released = acks.flushed(Position(100));
         assert_eq!(released, Released { ends: vec![run(KEY, 5)], acked: vec![WaitToken(1)] });
@@ -207,31 +233,43 @@ mod tests {
     #[test]
     fn a_sync_issued_before_a_flush_does_not_cover_it() {
         let mut acks = Acks::default();
-        acks.planned(Position(10), vec![run(KEY, 1)]);
+        plan(&mut acks, 10, vec![run(KEY, 1)]);
         acks.flushed(Position(10));
-        acks.wait(OTHER, Durability::Synced, WaitToken(7));
-        acks.planned(Position(20), vec![run(OTHER, 1)]);
+        acks.wait(OTHER, Offset(1), Durability::Synced, WaitToken(7));
+        plan(&mut acks, 20, vec![run(OTHER, 1)]);
         acks.flushed(Position(20));
         assert_eq!(acks.synced(Position(10)).acked, vec![]);
         assert_eq!(acks.synced(Position(20)).acked, vec![WaitToken(7)]);
     }
 
     #[test]
-    fn a_wait_registered_after_the_plan_goes_with_the_next_extent() {
+    fn a_wait_registered_while_the_extent_is_built_goes_with_the_next_one() {
         let mut acks = Acks::default();
-        acks.planned(Position(10), vec![run(KEY, 1)]);
-        acks.wait(KEY, Durability::Flushed, WaitToken(1));
+        let runs = vec![run(KEY, 1)];
+        let taken = acks.take(&runs);
+        acks.wait(KEY, Offset(2), Durability::Flushed, WaitToken(1));
+        acks.placed(Position(10), runs, taken);
         assert_eq!(acks.flushed(Position(10)).acked, vec![]);
-        acks.planned(Position(20), vec![run(KEY, 2)]);
+        plan(&mut acks, 20, vec![run(KEY, 2)]);
         assert_eq!(acks.flushed(Position(20)).acked, vec![WaitToken(1)]);
+    }
+
+    #[test]
+    fn a_flush_that_takes_half_a_partition_leaves_the_waiters_of_the_rest() {
+        let mut acks = Acks::default();
+        acks.wait(KEY, Offset(5), Durability::Flushed, WaitToken(1));
+        acks.wait(KEY, Offset(9), Durability::Flushed, WaitToken(2));
+        plan(&mut acks, 10, vec![run(KEY, 5)]);
+        assert_eq!(acks.flushed(Position(10)).acked, vec![WaitToken(1)]);
+        assert!(acks.is_pending());
     }
 
     #[test]
     fn a_failed_log_ends_all_waits() {
         let mut acks = Acks::default();
-        acks.wait(KEY, Durability::Synced, WaitToken(1));
-        acks.planned(Position(10), vec![run(KEY, 1)]);
-        acks.wait(OTHER, Durability::Flushed, WaitToken(2));
+        acks.wait(KEY, Offset(1), Durability::Synced, WaitToken(1));
+        plan(&mut acks, 10, vec![run(KEY, 1)]);
+        acks.wait(OTHER, Offset(1), Durability::Flushed, WaitToken(2));
         let mut ended = acks.fail();
         ended.sort_unstable();
         assert_eq!(ended, vec![WaitToken(1), WaitToken(2)]);

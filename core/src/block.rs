@@ -83,7 +83,7 @@ impl BlockClass {
 /// Calls for one block follow its life: `take`, then `write` and `publish` by turns, `seal`, `free`. What is published
 /// must be readable by a process that starts after this one died at any instruction.
 pub trait BlockMemory {
-    /// Slabs that there are.
+    /// Slabs from 0 whose blocks may be taken; may grow while the memory is being reserved.
     fn slabs(&self) -> usize;
     /// A free block becomes open for a store of `topic`; `sequence` orders the blocks of the shard by age.
     fn take(&self, block: BlockId, topic: TopicId, class: BlockClass, sequence: u64);
@@ -228,7 +228,7 @@ impl BlockTable {
         store: u32,
         class: BlockClass,
     ) -> Option<BlockId> {
-        let id = self.find_slot(class)?;
+        let id = self.find_slot(class, memory.slabs())?;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.occupy(id, class, store, BlockState::Open, 0, 0);
@@ -236,7 +236,7 @@ impl BlockTable {
         Some(id)
     }
 
-    fn find_slot(&mut self, class: BlockClass) -> Option<BlockId> {
+    fn find_slot(&mut self, class: BlockClass, usable_slabs: usize) -> Option<BlockId> {
         let all = u128::MAX >> (SLOTS - class.slots());
         let partial = &mut self.partial[class.0 as usize];
         while let Some(&slab) = partial.last() {
@@ -245,6 +245,10 @@ impl BlockTable {
                 return Some(BlockId::of(slab, free.trailing_zeros() as usize));
             }
             partial.pop();
+        }
+        // The slabs that were used before are on top, then the others in order.
+        if *self.free_slabs.last()? >= usable_slabs {
+            return None;
         }
         let slab = self.free_slabs.pop()?;
         self.slabs[slab].class = Some(class);

@@ -21,4 +21,6 @@ pub mod offsets;
 pub mod recover;
 pub mod segment;
 pub mod store;
+#[cfg(test)]
+mod test_memory;
 pub mod topic;

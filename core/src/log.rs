@@ -244,6 +244,13 @@ impl LogTail {
         })
     }
 
+    /// Whether an extent of that size and number of runs fits the open segment.
+    #[must_use]
+    pub fn has_room(&self, extent_bytes: u32, run_count: u32) -> bool {
+        let room = |open: OpenSegment| self.fits(open.place, extent_bytes, open.runs + run_count as usize);
+        self.open.is_some_and(room)
+    }
+
     fn fits(&self, place: u64, extent_bytes: u32, runs: usize) -> bool {
         place + u64::from(extent_bytes) + footer_bytes(runs) as u64 <= self.segment_bytes
     }

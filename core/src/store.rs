@@ -153,6 +153,31 @@ impl ShardStore {
         }
     }
 
+    /// The same partitions with empty memory of another size; everything must be flushed.
+    ///
+    /// # Panics
+    /// When a batch is not flushed: it would be lost.
+    #[must_use]
+    pub fn emptied(self, slabs: usize) -> Self {
+        assert_eq!(self.blocks.bytes_dirty(), 0, "memory is changed only when all of it is flushed");
+        let mut fresh = Self::new(slabs, self.epoch);
+        for (number, index) in &self.store_index {
+            let Some(store) = self.stores[*index as usize].as_ref() else { continue };
+            for partition in store.partitions.iter().map(|&index| self.partition(index)) {
+                let added = fresh.add_partition(PartitionStart {
+                    key: partition.key,
+                    store: number.1,
+                    log_start: partition.ends.log_start(),
+                    log_end: partition.ends.log_end(),
+                    last_epoch: partition.last_epoch,
+                    durability_floor: partition.durability_floor,
+                });
+                assert!(added, "there were no more partitions before");
+            }
+        }
+        fresh
+    }
+
     /// The epoch that appends are stamped with.
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
@@ -540,3 +565,6 @@ pub(crate) struct AdoptedBlock<'a> {
     pub(crate) committed: usize,
     pub(crate) spans: &'a [(PartitionKey, Span, bool)],
 }
+
+#[cfg(test)]
+mod tests;
