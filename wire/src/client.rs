@@ -182,4 +182,6 @@ impl Client {
 }
 
 #[cfg(test)]
+mod fake_broker;
+#[cfg(test)]
 mod tests;
