@@ -3,8 +3,23 @@
 //! Read in this order: [`ids`], [`limits`], [`batch`].
 #![forbid(unsafe_code)]
 
+pub mod acks;
+pub mod adopt;
 pub mod batch;
+pub mod block;
+pub mod checkpoint;
 pub mod crc;
+mod disk_header;
+pub mod extent;
+pub mod fetch;
+pub mod flush;
 pub mod ids;
+pub mod index;
 pub mod limits;
+pub mod log;
+pub mod offsets;
+pub mod segment;
+pub mod store;
+#[cfg(test)]
+mod test_memory;
 pub mod topic;

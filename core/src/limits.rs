@@ -77,6 +77,23 @@ pub const SHARD_PARTITIONS_MAX: usize = 200_000;
 /// Shards of one broker.
 pub const SHARDS_MAX: usize = 256;
 
+/// Connections that the master's frames port serves; admin work is rare and short.
+pub const MASTER_CONNECTIONS_MAX: usize = 64;
+/// Largest frame that the master takes: a metadata request of 4096 names. All its connections together hold 32 MiB.
+pub const MASTER_FRAME_BYTES_MAX: usize = 512 * 1024;
+/// Connections that an HTTP port serves: scrapers, probes, a console.
+pub const HTTP_CONNECTIONS_MAX: usize = 256;
+/// Largest body of an HTTP request: a topic's description is far below.
+pub const HTTP_BODY_BYTES_MAX: usize = 64 * 1024;
+/// An HTTP or master connection that sends nothing for so long is closed: it holds one of the few places.
+pub const ADMIN_IDLE_TIMEOUT_MS: u64 = 300_000;
+/// Changes of topics that may wait for the master or a broker.
+pub const ADMIN_REQUESTS_MAX: usize = 1024;
+/// How long a change waits for the broker before its sender is told that it is still being applied.
+pub const APPLY_TIMEOUT_MS: u64 = 30_000;
+/// Most topics on one page of the HTTP API.
+pub const HTTP_PAGE_TOPICS_MAX: usize = 1000;
+
 /// Default size of a segment file.
 pub const SEGMENT_BYTES: u64 = 256 * 1024 * 1024;
 /// Smallest segment: holds one largest extent and its own head, with room.

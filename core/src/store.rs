@@ -1,0 +1,570 @@
+//! The stores and partitions of one shard, and how a batch gets into them.
+//!
+//! Owns: the ends of each partition, the spans of its newest batches in blocks, which of them are not yet planned for
+//! a flush. Does not own: the bytes (see [`BlockMemory`]), files, waiters (see `acks`). Lives on one shard.
+//!
+//! The spans of a partition are dense up to its log end; what lies before the first span is on disk.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use crate::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
+use crate::block::{BlockClass, BlockId, BlockMemory, BlockTable};
+use crate::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
+use crate::limits::{EPOCH_OFFSETS, SHARD_PARTITIONS_MAX};
+use crate::offsets::Ends;
+
+/// Batches of one partition that lie one behind the other in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of the first record.
+    pub base_offset: Offset,
+    /// One past the offset of the last record.
+    pub next_offset: Offset,
+    /// The block they lie in.
+    pub block: BlockId,
+    /// Where they start in the block.
+    pub at: u32,
+    /// How long they are together.
+    pub bytes: u32,
+    /// How many batches they are.
+    pub batches: u32,
+}
+
+/// Adjacent batches are joined to spans of at most this: finding an offset in a span walks its headers.
+const SPAN_BYTES_MAX: u32 = 64 * 1024;
+/// One span costs about 40 bytes of heap: spans may take 4 % of the arena.
+const ARENA_BYTES_PER_SPAN: usize = 1024;
+
+/// One partition.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    pub(crate) key: PartitionKey,
+    pub(crate) store: u32,
+    pub(crate) ends: Ends,
+    /// Epoch of the newest batch, or of the creation.
+    pub(crate) last_epoch: Epoch,
+    pub(crate) spans: VecDeque<Span>,
+    /// How many spans at the back of `spans` no flush has taken yet.
+    pub(crate) unplanned: usize,
+    pub(crate) unplanned_bytes: usize,
+    /// When the oldest unplanned batch was appended.
+    pub(crate) unplanned_since_ms: u64,
+    /// When the oldest batch that is not synced was appended, if there is one; and how many bytes there are.
+    pub(crate) unsynced_since_ms: Option<u64>,
+    pub(crate) unsynced_bytes: u64,
+    pub(crate) durability_floor: Durability,
+}
+
+/// The part of a topic that this shard owns.
+#[derive(Debug)]
+struct Store {
+    topic: TopicId,
+    open: Option<BlockId>,
+    /// When the open block was taken: a block filled soon is followed by a larger one.
+    opened_ms: u64,
+    /// All its blocks, oldest first.
+    blocks: VecDeque<BlockId>,
+    partitions: Vec<u32>,
+}
+
+/// What a shard must know of a partition to have it.
+#[derive(Clone, Copy, Debug)]
+pub struct PartitionStart {
+    /// Which partition.
+    pub key: PartitionKey,
+    /// Number of its store in the topic.
+    pub store: u16,
+    /// Where its log starts, and where it goes on.
+    pub log_start: Offset,
+    /// Next offset to be given; what is before it is on disk and synced (or lost and to be reported as a gap).
+    pub log_end: Offset,
+    /// Epoch of its newest batch.
+    pub last_epoch: Epoch,
+    /// The least level its produces get.
+    pub durability_floor: Durability,
+}
+
+/// What an append gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Offset of the first record of the batch.
+    pub base_offset: Offset,
+    /// One past its last record.
+    pub next_offset: Offset,
+    /// The shard's epoch, stamped on the batch.
+    pub epoch: Epoch,
+}
+
+/// Why a batch is not appended. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// The partition is not on this shard.
+    #[error("partition {0} is not on this shard: refresh the metadata")]
+    UnknownPartition(PartitionKey),
+    /// All memory is taken by batches that wait for the disk.
+    #[error("the disk can't keep up: {dirty_bytes} bytes of memory wait to be flushed; back off and retry")]
+    Busy {
+        /// Unflushed bytes of the shard.
+        dirty_bytes: usize,
+    },
+    /// The unsynced part would grow past what an epoch sets apart.
+    #[error("partition {0} has too many unsynced records: wait for the next sync and retry")]
+    UnsyncedWindow(PartitionKey),
+}
+
+/// The stores of a shard. Owned by its executor.
+#[derive(Debug)]
+pub struct ShardStore {
+    pub(crate) blocks: BlockTable,
+    stores: Vec<Option<Store>>,
+    store_index: HashMap<(TopicId, u16), u32>,
+    pub(crate) partitions: Vec<Option<Partition>>,
+    partition_index: HashMap<PartitionKey, u32>,
+    free_partitions: Vec<u32>,
+    /// Partitions with unplanned batches, in the order of an extent.
+    pub(crate) dirty: BTreeSet<PartitionKey>,
+    /// `(when, partition)` for each time a partition became dirty, oldest first; stale entries are skipped.
+    pub(crate) dirty_since: VecDeque<(u64, PartitionKey)>,
+    pub(crate) unplanned_bytes: usize,
+    spans: usize,
+    spans_max: usize,
+    epoch: Epoch,
+}
+
+impl ShardStore {
+    /// An empty shard with memory for `slabs` slabs, in `epoch`.
+    #[must_use]
+    pub fn new(slabs: usize, epoch: Epoch) -> Self {
+        let blocks = BlockTable::new(slabs);
+        let spans_max = blocks.bytes_max() / ARENA_BYTES_PER_SPAN;
+        Self {
+            blocks,
+            stores: Vec::new(),
+            store_index: HashMap::new(),
+            partitions: Vec::new(),
+            partition_index: HashMap::new(),
+            free_partitions: Vec::new(),
+            dirty: BTreeSet::new(),
+            dirty_since: VecDeque::new(),
+            unplanned_bytes: 0,
+            spans: 0,
+            spans_max,
+            epoch,
+        }
+    }
+
+    /// The same partitions with empty memory of another size; everything must be flushed.
+    ///
+    /// # Panics
+    /// When a batch is not flushed: it would be lost.
+    #[must_use]
+    pub fn emptied(self, slabs: usize) -> Self {
+        assert_eq!(self.blocks.bytes_dirty(), 0, "memory is changed only when all of it is flushed");
+        let mut fresh = Self::new(slabs, self.epoch);
+        for (number, index) in &self.store_index {
+            let Some(store) = self.stores[*index as usize].as_ref() else { continue };
+            for partition in store.partitions.iter().map(|&index| self.partition(index)) {
+                let added = fresh.add_partition(PartitionStart {
+                    key: partition.key,
+                    store: number.1,
+                    log_start: partition.ends.log_start(),
+                    log_end: partition.ends.log_end(),
+                    last_epoch: partition.last_epoch,
+                    durability_floor: partition.durability_floor,
+                });
+                assert!(added, "there were no more partitions before");
+            }
+        }
+        fresh
+    }
+
+    /// The epoch that appends are stamped with.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Memory in use, dirty and pinned, for metrics.
+    #[must_use]
+    pub const fn blocks(&self) -> &BlockTable {
+        &self.blocks
+    }
+
+    /// Partitions that there are.
+    #[must_use]
+    pub fn partition_count(&self) -> usize {
+        self.partition_index.len()
+    }
+
+    /// Bytes appended that no flush has taken yet.
+    #[must_use]
+    pub const fn unplanned_bytes(&self) -> usize {
+        self.unplanned_bytes
+    }
+
+    /// All partitions, in the order of an extent.
+    #[must_use]
+    pub fn keys(&self) -> Vec<PartitionKey> {
+        let mut keys: Vec<_> = self.partition_index.keys().copied().collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    pub(crate) fn find(&self, key: PartitionKey) -> Option<u32> {
+        self.partition_index.get(&key).copied()
+    }
+
+    pub(crate) fn partition(&self, index: u32) -> &Partition {
+        self.partitions[index as usize].as_ref().expect("an index from the map is in use")
+    }
+
+    pub(crate) fn partition_mut(&mut self, index: u32) -> &mut Partition {
+        self.partitions[index as usize].as_mut().expect("an index from the map is in use")
+    }
+
+    /// The ends of a partition and its newest epoch.
+    #[must_use]
+    pub fn ends(&self, key: PartitionKey) -> Option<(Ends, Epoch)> {
+        self.find(key).map(|index| (self.partition(index).ends, self.partition(index).last_epoch))
+    }
+
+    /// What a power cut would take of a partition now: bytes, and since when (the monotonic ms given to `append`).
+    #[must_use]
+    pub fn unsynced(&self, key: PartitionKey) -> Option<(u64, Option<u64>)> {
+        let partition = self.partition(self.find(key)?);
+        Some((partition.unsynced_bytes, partition.unsynced_since_ms))
+    }
+
+    /// The level that a produce to the partition gets when it asks for `asked`.
+    #[must_use]
+    pub fn level(&self, key: PartitionKey, asked: Durability) -> Option<Durability> {
+        self.find(key).map(|index| asked.max(self.partition(index).durability_floor))
+    }
+
+    /// Takes on a partition. A partition that is there already only gets its floor changed.
+    ///
+    /// Returns false when the shard has as many partitions as a checkpoint can list.
+    #[must_use]
+    pub fn add_partition(&mut self, start: PartitionStart) -> bool {
+        if let Some(index) = self.find(start.key) {
+            self.partition_mut(index).durability_floor = start.durability_floor;
+            return true;
+        }
+        if self.partition_index.len() >= SHARD_PARTITIONS_MAX {
+            return false;
+        }
+        let store = self.store_for(start.key.topic, start.store);
+        let partition = Partition {
+            key: start.key,
+            store,
+            ends: Ends::at_rest(start.log_start, start.log_end),
+            last_epoch: start.last_epoch,
+            spans: VecDeque::new(),
+            unplanned: 0,
+            unplanned_bytes: 0,
+            unplanned_since_ms: 0,
+            unsynced_since_ms: None,
+            unsynced_bytes: 0,
+            durability_floor: start.durability_floor,
+        };
+        let index = if let Some(index) = self.free_partitions.pop() {
+            self.partitions[index as usize] = Some(partition);
+            index
+        } else {
+            self.partitions.push(Some(partition));
+            (self.partitions.len() - 1) as u32
+        };
+        self.partition_index.insert(start.key, index);
+        self.stores[store as usize].as_mut().expect("just made").partitions.push(index);
+        true
+    }
+
+    fn store_for(&mut self, topic: TopicId, number: u16) -> u32 {
+        if let Some(&index) = self.store_index.get(&(topic, number)) {
+            return index;
+        }
+        let store = Store { topic, open: None, opened_ms: 0, blocks: VecDeque::new(), partitions: Vec::new() };
+        let index = match self.stores.iter().position(Option::is_none) {
+            Some(free) if self.stores.len() > self.store_index.len() => {
+                self.stores[free] = Some(store);
+                free as u32
+            }
+            _ => {
+                self.stores.push(Some(store));
+                (self.stores.len() - 1) as u32
+            }
+        };
+        self.store_index.insert((topic, number), index);
+        index
+    }
+
+    /// Drops all partitions of a topic; their memory is free once planned flushes and pins have ended.
+    pub fn remove_topic(&mut self, memory: &impl BlockMemory, topic: TopicId) {
+        let numbers: Vec<_> = self.store_index.keys().filter(|(owner, _)| *owner == topic).copied().collect();
+        for number in numbers {
+            let Some(index) = self.store_index.remove(&number) else { continue };
+            let Some(store) = self.stores[index as usize].take() else { continue };
+            for partition_index in store.partitions {
+                let Some(partition) = self.partitions[partition_index as usize].take() else { continue };
+                self.partition_index.remove(&partition.key);
+                self.free_partitions.push(partition_index);
+                self.dirty.remove(&partition.key);
+                self.unplanned_bytes -= partition.unplanned_bytes;
+                self.spans -= partition.spans.len();
+                let first_unplanned = partition.spans.len() - partition.unplanned;
+                for span in partition.spans.iter().skip(first_unplanned) {
+                    self.blocks.flushed(memory, span.block, span.bytes as usize);
+                }
+            }
+            for block in store.blocks {
+                self.blocks.doom(memory, block);
+            }
+        }
+    }
+
+    /// Appends one checked batch: gives it offsets, copies and stamps it into a block of its store and publishes it.
+    /// `now_ms` is monotonic, `wall_ms` goes into the stamp.
+    pub fn append(
+        &mut self,
+        memory: &impl BlockMemory,
+        header: &BatchHeader,
+        bytes: &[u8],
+        now_ms: u64,
+        wall_ms: i64,
+    ) -> Result<Appended, AppendError> {
+        let index = self.find(header.key).ok_or(AppendError::UnknownPartition(header.key))?;
+        let epoch = self.epoch;
+        let partition = self.partition(index);
+        let base_offset = partition.ends.log_end();
+        let next_offset = base_offset.plus(u64::from(header.record_count));
+        if next_offset.since(partition.ends.synced_end()) >= EPOCH_OFFSETS {
+            return Err(AppendError::UnsyncedWindow(header.key));
+        }
+        let store = partition.store;
+        let size = header.batch_bytes as usize;
+        let block = self.block_with_room(memory, store, size, now_ms)?;
+        let at = self.blocks.committed(block);
+
+        let mut head = [0; BATCH_HEADER_BYTES];
+        head.copy_from_slice(&bytes[..BATCH_HEADER_BYTES]);
+        batch::stamp(&mut head, base_offset, wall_ms, epoch);
+        memory.write(block, at, &head);
+        memory.write(block, at + BATCH_HEADER_BYTES, &bytes[BATCH_HEADER_BYTES..size]);
+        memory.publish(block, at + size);
+        self.blocks.appended(block, size);
+
+        let span = Span { base_offset, next_offset, block, at: at as u32, bytes: size as u32, batches: 1 };
+        self.push_span(index, span, now_ms);
+        Ok(Appended { base_offset, next_offset, epoch })
+    }
+
+    fn push_span(&mut self, index: u32, span: Span, now_ms: u64) {
+        let epoch = self.epoch;
+        let partition = self.partition_mut(index);
+        partition.ends.appended(span.next_offset);
+        partition.last_epoch = epoch;
+        if partition.unplanned_bytes == 0 {
+            partition.unplanned_since_ms = now_ms;
+        }
+        partition.unplanned_bytes += span.bytes as usize;
+        partition.unsynced_bytes += u64::from(span.bytes);
+        partition.unsynced_since_ms.get_or_insert(now_ms);
+        let mut joined = false;
+        // Only an unplanned span may grow: a flush takes spans whole.
+        if partition.unplanned > 0
+            && let Some(last) = partition.spans.back_mut()
+            && last.block == span.block
+            && last.at + last.bytes == span.at
+            && last.bytes + span.bytes <= SPAN_BYTES_MAX
+        {
+            last.bytes += span.bytes;
+            last.batches += 1;
+            last.next_offset = span.next_offset;
+            joined = true;
+        }
+        if !joined {
+            partition.spans.push_back(span);
+            partition.unplanned += 1;
+        }
+        let key = partition.key;
+        self.spans += usize::from(!joined);
+        self.unplanned_bytes += span.bytes as usize;
+        if self.dirty.insert(key) {
+            self.note_dirty(now_ms, key);
+        }
+    }
+
+    fn note_dirty(&mut self, now_ms: u64, key: PartitionKey) {
+        if self.dirty_since.len() > 4 * self.dirty.len() + 1024 {
+            // Mostly stale entries behind one partition that waits for its mark.
+            let mut fresh: Vec<_> = self
+                .dirty
+                .iter()
+                .filter_map(|&key| self.find(key))
+                .map(|index| (self.partition(index).unplanned_since_ms, self.partition(index).key))
+                .collect();
+            fresh.sort_unstable();
+            self.dirty_since = fresh.into();
+        } else {
+            self.dirty_since.push_back((now_ms, key));
+        }
+    }
+
+    fn block_with_room(
+        &mut self,
+        memory: &impl BlockMemory,
+        store: u32,
+        bytes: usize,
+        now_ms: u64,
+    ) -> Result<BlockId, AppendError> {
+        /// A block filled within this time is followed by one of the next class.
+        const FILLED_SOON_MS: u64 = 1000;
+
+        while self.spans >= self.spans_max {
+            if !self.evict_one(memory) {
+                return Err(AppendError::Busy { dirty_bytes: self.blocks.bytes_dirty() });
+            }
+        }
+        let state = self.stores[store as usize].as_ref().expect("a partition's store is there");
+        let topic = state.topic;
+        let mut class = BlockClass::SMALL;
+        if let Some(open) = state.open {
+            if self.blocks.room(open) >= bytes {
+                return Ok(open);
+            }
+            let filled_soon = now_ms.saturating_sub(state.opened_ms) < FILLED_SOON_MS;
+            if filled_soon || self.blocks.class(open) == BlockClass::LARGE {
+                class = BlockClass::MEDIUM;
+            }
+        }
+        let needed = BlockClass::holding(bytes).expect("a checked batch fits the largest block");
+        // A batch that fills most of a medium block would waste the rest of it.
+        let class = if class.max(needed) == BlockClass::MEDIUM && bytes > BlockClass::MEDIUM.bytes() / 2 {
+            BlockClass::LARGE
+        } else {
+            class.max(needed)
+        };
+        let block = self.take_block(memory, topic, store, class.max(needed), needed)?;
+        let state = self.stores[store as usize].as_mut().expect("a partition's store is there");
+        if let Some(full) = state.open.replace(block) {
+            self.blocks.seal(memory, full);
+        }
+        let state = self.stores[store as usize].as_mut().expect("a partition's store is there");
+        state.opened_ms = now_ms;
+        state.blocks.push_back(block);
+        Ok(block)
+    }
+
+    /// A block of the wanted class, evicting clean blocks for it; else of the smallest class that does.
+    fn take_block(
+        &mut self,
+        memory: &impl BlockMemory,
+        topic: TopicId,
+        store: u32,
+        wanted: BlockClass,
+        needed: BlockClass,
+    ) -> Result<BlockId, AppendError> {
+        loop {
+            if let Some(block) = self.blocks.take(memory, topic, store, wanted) {
+                return Ok(block);
+            }
+            if self.evict_one(memory) {
+                continue;
+            }
+            return self
+                .blocks
+                .take(memory, topic, store, needed)
+                .ok_or(AppendError::Busy { dirty_bytes: self.blocks.bytes_dirty() });
+        }
+    }
+
+    /// Frees the block that has been clean longest, if its batches are the oldest of its store in memory.
+    pub fn evict_one(&mut self, memory: &impl BlockMemory) -> bool {
+        for _ in 0..self.blocks.clean_count() {
+            let Some(block) = self.blocks.next_clean() else { return false };
+            let store = self.blocks.store_of(block);
+            let state = self.stores[store as usize].as_mut().expect("a block in use has its store");
+            if state.blocks.front() != Some(&block) {
+                // Spans stay dense only when blocks leave in the order they were filled.
+                self.blocks.keep(block);
+                continue;
+            }
+            state.blocks.pop_front();
+            if state.open == Some(block) {
+                state.open = None;
+            }
+            for at in 0..state.partitions.len() {
+                let index = self.stores[store as usize].as_ref().expect("it was there above").partitions[at];
+                self.drop_front_spans(index, block);
+            }
+            self.blocks.free(memory, block);
+            return true;
+        }
+        false
+    }
+
+    fn drop_front_spans(&mut self, index: u32, block: BlockId) {
+        let partition = self.partition_mut(index);
+        let mut dropped = 0;
+        while partition.spans.front().is_some_and(|span| span.block == block) {
+            partition.spans.pop_front();
+            dropped += 1;
+        }
+        assert!(partition.unplanned <= partition.spans.len(), "an unflushed batch is never evicted");
+        self.spans -= dropped;
+    }
+
+    /// Puts batches of the process before back in place; see `adopt`. They join densely and are older than any append.
+    pub(crate) fn adopt_block(&mut self, block: AdoptedBlock<'_>) -> bool {
+        let Some(first) = block.spans.first() else { return true };
+        let Some(index) = self.find(first.0) else { return false };
+        let store = self.partition(index).store;
+        let dirty = block.spans.iter().filter(|(_, _, dirty)| *dirty).map(|(_, span, _)| span.bytes as usize).sum();
+        if !self.blocks.adopt(block.id, block.class, store, block.sequence, block.committed, dirty) {
+            return false;
+        }
+        self.stores[store as usize].as_mut().expect("a partition's store is there").blocks.push_back(block.id);
+        for &(key, span, dirty) in block.spans {
+            let Some(index) = self.find(key) else { return false };
+            if self.partition(index).store != store {
+                return false;
+            }
+            self.spans += 1;
+            let partition = self.partition_mut(index);
+            partition.spans.push_back(span);
+            if dirty {
+                partition.ends.appended(span.next_offset);
+                partition.unplanned += 1;
+                partition.unplanned_bytes += span.bytes as usize;
+                partition.unsynced_bytes += u64::from(span.bytes);
+                partition.unsynced_since_ms.get_or_insert(0);
+                self.unplanned_bytes += span.bytes as usize;
+                if self.dirty.insert(key) {
+                    self.note_dirty(0, key);
+                }
+            }
+        }
+        true
+    }
+
+    /// For each partition what a checkpoint says of it.
+    #[must_use]
+    pub fn snapshot(&self) -> BTreeMap<PartitionKey, (Ends, Epoch)> {
+        self.partition_index
+            .iter()
+            .map(|(&key, &index)| (key, (self.partition(index).ends, self.partition(index).last_epoch)))
+            .collect()
+    }
+}
+
+/// A block of the process before with the spans worth keeping: `(partition, span, still to be flushed)`.
+pub(crate) struct AdoptedBlock<'a> {
+    pub(crate) id: BlockId,
+    pub(crate) class: BlockClass,
+    pub(crate) sequence: u64,
+    pub(crate) committed: usize,
+    pub(crate) spans: &'a [(PartitionKey, Span, bool)],
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! Reads for consumers that are behind memory: find the run, read from it, check each batch.
+//!
+//! A sequential reader keeps its place: the cursor of where its next fetch goes on is remembered by partition and
+//! offset, so it pays for no lookup. Each batch is checked by its own CRCs, so a run need not be read whole. What is
+//! damaged is skipped to the end of its run and told as a gap.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use bytes::Bytes;
+use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchHeader, check_crc, check_stamp};
+use ringmain_core::ids::{Offset, PartitionKey, SegmentSequence};
+use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, Lookup, LookupStep, PageRead, RunCursor};
+use ringmain_core::limits::BATCH_BYTES_MAX;
+
+use crate::connection::Part;
+use crate::files::{FileError, LogFile};
+use crate::shard::Shard;
+use crate::signal::Signal;
+
+/// Open files of sealed segments; the one used longest ago is closed first.
+const FILES_MAX: usize = 32;
+/// Footer pages kept: 1 MiB.
+const PAGES_MAX: usize = 256;
+/// Remembered places of sequential readers.
+const CURSORS_MAX: usize = 4096;
+/// Bytes that reads may hold at once; a fetch waits for its turn.
+const READ_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Smallest read from a run.
+const READ_BYTES_MIN: usize = 64 * 1024;
+/// Runs that one fetch of one partition reads from.
+const RUNS_MAX: usize = 64;
+
+/// What the disk has for a fetch.
+pub(crate) enum DiskFetch {
+    /// Whole batches; the first one holds the asked offset.
+    Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize },
+    /// Nothing up to there, for ever.
+    Gap { to: Offset, corrupt: bool },
+    /// The index could not be read: the records may be there.
+    Failed(String),
+}
+
+/// Where a reader goes on: so many bytes into a run.
+#[derive(Clone, Copy)]
+struct Place {
+    segment: SegmentSequence,
+    entry: IndexEntry,
+    at: u32,
+}
+
+/// What a shard remembers for its readers.
+#[derive(Default)]
+pub(crate) struct Readers {
+    files: RefCell<VecDeque<(SegmentSequence, LogFile)>>,
+    pages: RefCell<VecDeque<(PageRead, Rc<Vec<IndexEntry>>)>>,
+    cursors: RefCell<HashMap<(PartitionKey, Offset), Place>>,
+    reading: Cell<usize>,
+    done: Signal,
+}
+
+impl Readers {
+    /// The segment's file is about to be removed or recycled.
+    pub(crate) fn forget(&self, segment: SegmentSequence) {
+        self.files.borrow_mut().retain(|(other, _)| *other != segment);
+        self.pages.borrow_mut().retain(|(page, _)| page.segment != segment);
+        self.cursors.borrow_mut().retain(|_, place| place.segment != segment);
+    }
+
+    fn remember(&self, key: PartitionKey, offset: Offset, place: Place) {
+        let mut cursors = self.cursors.borrow_mut();
+        if cursors.len() >= CURSORS_MAX {
+            // Readers that are still there pay one lookup each.
+            cursors.clear();
+        }
+        cursors.insert((key, offset), place);
+    }
+
+    async fn file(&self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, FileError> {
+        if let Some((open, file)) = shard.log.open_segment()
+            && open == segment
+        {
+            return Ok(file);
+        }
+        let known = {
+            let mut files = self.files.borrow_mut();
+            let at = files.iter().position(|(other, _)| *other == segment);
+            at.and_then(|at| files.remove(at))
+        };
+        let file = match known {
+            Some((_, file)) => file,
+            None => LogFile::open_sealed(&shard.log.path_of(segment)).await?,
+        };
+        let mut files = self.files.borrow_mut();
+        if !files.iter().any(|(other, _)| *other == segment) {
+            files.push_back((segment, file.clone()));
+        }
+        if files.len() > FILES_MAX {
+            files.pop_front();
+        }
+        Ok(file)
+    }
+
+    /// Waits until `bytes` more may be read at once.
+    async fn admit(&self, bytes: usize) -> Admitted<'_> {
+        while self.reading.get() > 0 && self.reading.get() + bytes > READ_BYTES_MAX {
+            self.done.wait().await;
+        }
+        self.reading.set(self.reading.get() + bytes);
+        Admitted { readers: self, bytes }
+    }
+}
+
+struct Admitted<'a> {
+    readers: &'a Readers,
+    bytes: usize,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        self.readers.reading.set(self.readers.reading.get() - self.bytes);
+        self.readers.done.raise();
+    }
+}
+
+/// Reads about `bytes_max` bytes of batches from `offset` (one at least), none past `memory_from`.
+pub(crate) async fn read(
+    shard: &Rc<Shard>,
+    key: PartitionKey,
+    offset: Offset,
+    memory_from: Offset,
+    bytes_max: usize,
+    was_tail: bool,
+) -> DiskFetch {
+    let remembered = shard.readers.cursors.borrow_mut().remove(&(key, offset));
+    let mut place = match remembered {
+        Some(place) => place,
+        None => match find(shard, shard.log.index.borrow().lookup(key, offset)).await {
+            Ok(Some(place)) => place,
+            Ok(None) => return DiskFetch::Gap { to: memory_from, corrupt: false },
+            Err(error) => return DiskFetch::Failed(error),
+        },
+    };
+    if place.entry.base_offset > offset {
+        return DiskFetch::Gap { to: place.entry.base_offset.min(memory_from), corrupt: false };
+    }
+    let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0 };
+    for _ in 0..RUNS_MAX {
+        let sound = read_run(shard, &mut place, memory_from, bytes_max, was_tail, &mut got).await;
+        if !sound && got.parts.is_empty() {
+            shard.metrics.corrupt_runs_total.add(1);
+            let to = place.entry.next_offset.min(memory_from);
+            tracing::error!(
+                shard = shard.id.0, topic = key.topic.0, partition = key.partition, offset = offset.0,
+                segment = place.segment.0, to = to.0, "a run can't be read back: its records are reported as a gap"
+            );
+            return DiskFetch::Gap { to, corrupt: true };
+        }
+        let run_is_read = place.at >= place.entry.stored_bytes;
+        if !sound || got.bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
+            break;
+        }
+        let cursor = RunCursor { segment: place.segment, entry: place.entry };
+        match find(shard, shard.log.index.borrow().next_after(&cursor)).await {
+            Ok(Some(next)) if next.entry.base_offset == got.next_offset => place = next,
+            // A gap, memory, or trouble: the next fetch will find out.
+            _ => break,
+        }
+    }
+    if place.at < place.entry.stored_bytes {
+        shard.readers.remember(key, got.next_offset, place);
+    }
+    if got.parts.is_empty() {
+        // Nothing in the run reaches the offset: its batches lie.
+        return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
+    }
+    DiskFetch::Batches { parts: got.parts, next_offset: got.next_offset, bytes: got.bytes }
+}
+
+async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, String> {
+    loop {
+        let step = lookup.step(&shard.log.index.borrow());
+        match step {
+            LookupStep::Found(segment, entry) => return Ok(Some(Place { segment, entry, at: 0 })),
+            LookupStep::NotFound => return Ok(None),
+            LookupStep::ReadPage(page) => {
+                let Some(entries) = read_page(shard, &page).await? else { continue };
+                lookup.feed(&shard.log.index.borrow(), &page, &entries);
+            }
+        }
+    }
+}
+
+/// A page of a footer; nothing when its segment has gone meanwhile.
+async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, String> {
+    let known = shard.readers.pages.borrow().iter().find(|(other, _)| other == page).map(|(_, entries)| Rc::clone(entries));
+    if let Some(entries) = known {
+        return Ok(Some(entries));
+    }
+    let file = shard.readers.file(shard, page.segment).await.map_err(|error| error.to_string())?;
+    let bytes = read_bytes(shard, &file, page.place, FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
+    let Some(decoded) = shard.log.index.borrow().decode_page(page, &bytes) else { return Ok(None) };
+    let entries = Rc::new(decoded.map_err(|error| format!("segment {}: {error}", page.segment))?);
+    let mut pages = shard.readers.pages.borrow_mut();
+    pages.push_back((*page, Rc::clone(&entries)));
+    if pages.len() > PAGES_MAX {
+        pages.pop_front();
+    }
+    Ok(Some(entries))
+}
+
+async fn read_bytes(shard: &Shard, file: &LogFile, place: u64, bytes: usize) -> Result<Vec<u8>, FileError> {
+    let _admitted = shard.readers.admit(bytes).await;
+    let read = file.read_at(place, bytes).await?;
+    shard.metrics.fetch_disk_read_bytes_total.add(bytes as u64);
+    let mut copy = Vec::with_capacity(bytes);
+    for piece in read.pieces() {
+        copy.extend_from_slice(piece);
+    }
+    Ok(copy)
+}
+
+struct Got {
+    parts: Vec<Part>,
+    next_offset: Offset,
+    bytes: usize,
+}
+
+/// Takes batches from the run, from where `place` is in it. Returns false when the run is damaged there.
+async fn read_run(
+    shard: &Rc<Shard>,
+    place: &mut Place,
+    memory_from: Offset,
+    bytes_max: usize,
+    was_tail: bool,
+    got: &mut Got,
+) -> bool {
+    let Ok(file) = shard.readers.file(shard, place.segment).await else { return false };
+    let mut window = READ_BYTES_MIN.max(bytes_max.saturating_sub(got.bytes).min(1024 * 1024));
+    while place.at < place.entry.stored_bytes {
+        let left = (place.entry.stored_bytes - place.at) as usize;
+        let size = window.min(left);
+        let from = u64::from(place.entry.place) + u64::from(place.at);
+        let bytes = match read_bytes(shard, &file, from, size).await {
+            Ok(bytes) => Bytes::from(bytes),
+            Err(error) => {
+                tracing::warn!(shard = shard.id.0, segment = place.segment.0, %error, "can't read a run");
+                return false;
+            }
+        };
+        if was_tail {
+            shard.metrics.tail_disk_read_bytes_total.add(size as u64);
+        }
+        let taken = take_batches(&bytes, place.entry.key, memory_from, bytes_max, got);
+        // Bounded by the run's size, a u32.
+        place.at += taken.walked as u32;
+        match taken.end {
+            End::Damaged => return false,
+            End::Enough => return true,
+            End::Cut { needs } if taken.walked == 0 && size < left => window = needs.max(window).min(BATCH_BYTES_MAX),
+            End::Cut { .. } if size == left => return taken.walked == size,
+            End::Cut { .. } => {
+                if got.bytes >= bytes_max {
+                    return true;
+                }
+            }
+        }
+    }
+    true
+}
+
+/// How a walk over the bytes of a run ended.
+enum End {
+    /// The budget is used up, or memory begins.
+    Enough,
+    /// The bytes end; a batch that is cut needs so many.
+    Cut { needs: usize },
+    /// What stands there is not the next batch.
+    Damaged,
+}
+
+struct Walk {
+    walked: usize,
+    end: End,
+}
+
+fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max: usize, got: &mut Got) -> Walk {
+    let (mut at, mut first) = (0, None);
+    let end = loop {
+        let rest = &bytes[at..];
+        if rest.len() < BATCH_HEADER_BYTES {
+            break End::Cut { needs: BATCH_HEADER_BYTES };
+        }
+        let header = match BatchHeader::parse(rest) {
+            Ok(header) => header,
+            Err(ringmain_core::batch::BatchError::Truncated { needs, .. }) => break End::Cut { needs },
+            Err(_) => break End::Damaged,
+        };
+        let size = header.batch_bytes as usize;
+        if header.key != key || check_stamp(rest).is_err() {
+            break End::Damaged;
+        }
+        if header.next_offset() <= got.next_offset {
+            at += size;
+            continue;
+        }
+        if check_crc(&header, rest).is_err() {
+            break End::Damaged;
+        }
+        let over = got.bytes > 0 && got.bytes + size > bytes_max;
+        if over || header.next_offset() > memory_from {
+            break End::Enough;
+        }
+        first.get_or_insert(at);
+        got.bytes += size;
+        got.next_offset = header.next_offset();
+        at += size;
+    };
+    if let Some(first) = first {
+        got.parts.push(Part::Bytes(bytes.slice(first..at)));
+    }
+    Walk { walked: at, end }
+}

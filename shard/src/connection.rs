@@ -1,0 +1,435 @@
+//! One client connection: frames in, replies out.
+//!
+//! Owns the socket, the receive buffer (while it is served) and the queue of replies. Lives on the shard that accepted
+//! it. One task reads; replies are sent by whoever has one, straight to the socket, and only when that is full by a
+//! second task that waits for room.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ringmain_core::fetch::Slice;
+use ringmain_core::limits::{
+    CONNECTION_REPLY_BYTES_MAX, FRAME_TIMEOUT_MS, RECEIVE_BYTES_MIN, REPLY_TIMEOUT_MS, SHARD_RECEIVE_BYTES_MAX,
+};
+use ringmain_wire::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameError, FrameView, frame_bytes};
+
+use crate::dispatch;
+use crate::net::Stream;
+use crate::runtime::{spawn_local, yield_if_needed};
+use crate::shard::Shard;
+use crate::signal::Signal;
+
+/// Slices given to one sendmsg: the kernel takes up to 1024.
+const SLICES_MAX: usize = 256;
+/// A grown receive buffer is given back when nothing came for this long.
+const RECEIVE_IDLE: Duration = Duration::from_secs(2);
+/// Up to this size a frame is read into a buffer that may hold the beginning of the next one.
+const SMALL_FRAME_BYTES: usize = 64 * 1024;
+
+/// Bytes of a reply that do not lie in its head.
+pub(crate) enum Part {
+    /// Pinned bytes of a block.
+    Block(Slice),
+    /// A copy: from another shard, or read from disk.
+    Bytes(Bytes),
+}
+
+impl Part {
+    /// How many bytes it is.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Block(slice) => slice.bytes as usize,
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// The bytes, wherever they lie.
+    pub(crate) fn as_bytes<'a>(&'a self, shard: &'a Shard) -> &'a [u8] {
+        match self {
+            Self::Block(slice) => shard.block_bytes(slice),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// A frame (or several small ones) on its way out.
+struct Outgoing {
+    head: Vec<u8>,
+    parts: Vec<Part>,
+    /// Bytes of head and parts that the socket has taken.
+    sent: usize,
+    total: usize,
+}
+
+/// A client.
+pub(crate) struct Connection {
+    pub(crate) id: u64,
+    pub(crate) peer: SocketAddr,
+    stream: Stream,
+    out: RefCell<VecDeque<Outgoing>>,
+    out_bytes: Cell<usize>,
+    /// The socket is full: the writer task is at it.
+    blocked: Cell<bool>,
+    writer_wanted: Signal,
+    drained: Signal,
+    touched: Cell<bool>,
+    /// When the socket became full, while it is.
+    blocked_since: Cell<Option<Duration>>,
+    pub(crate) requests: Cell<usize>,
+    pub(crate) greeted: Cell<bool>,
+    closed: Cell<bool>,
+}
+
+impl Connection {
+    pub(crate) fn new(id: u64, stream: Stream) -> Rc<Self> {
+        let peer = stream.peer();
+        Rc::new(Self {
+            id,
+            peer,
+            stream,
+            out: RefCell::default(),
+            out_bytes: Cell::new(0),
+            blocked: Cell::new(false),
+            writer_wanted: Signal::default(),
+            drained: Signal::default(),
+            touched: Cell::new(false),
+            blocked_since: Cell::new(None),
+            requests: Cell::new(0),
+            greeted: Cell::new(false),
+            closed: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Since when the client has not taken a reply.
+    pub(crate) fn blocked_since(&self) -> Option<Duration> {
+        self.blocked_since.get()
+    }
+
+    /// Queues a frame; [`Connection::flush`] (by the shard, at the end of its turn) sends it. `head` appends the frame's
+    /// head to the bytes given.
+    pub(crate) fn reply(self: &Rc<Self>, shard: &Shard, parts: Vec<Part>, head: impl FnOnce(&mut FrameEncoder, &mut Vec<u8>)) {
+        if self.closed.get() {
+            shard.release(&parts);
+            return;
+        }
+        shard.metrics.frames_sent_total.add(1);
+        let mut out = self.out.borrow_mut();
+        let joins = parts.is_empty() && out.back().is_some_and(|last| last.parts.is_empty() && last.sent == 0);
+        if !joins {
+            out.push_back(Outgoing { head: Vec::with_capacity(128), parts: Vec::new(), sent: 0, total: 0 });
+        }
+        let Some(last) = out.back_mut() else { return };
+        head(&mut shard.encoder.borrow_mut(), &mut last.head);
+        last.parts = parts;
+        let total = last.head.len() + last.parts.iter().map(Part::bytes).sum::<usize>();
+        self.out_bytes.set(self.out_bytes.get() + total - last.total);
+        last.total = total;
+        drop(out);
+        if !self.touched.replace(true) {
+            shard.touched.borrow_mut().push(Rc::clone(self));
+        }
+    }
+
+    /// Sends what the socket takes of the queued replies.
+    pub(crate) fn flush(&self, shard: &Shard) {
+        self.touched.set(false);
+        if self.blocked.get() || self.closed.get() {
+            return;
+        }
+        match self.send_queued(shard) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.blocked.set(true);
+                self.blocked_since.set(Some(shard.clock.monotonic()));
+                self.writer_wanted.raise();
+            }
+            Err(_) => self.close(shard),
+        }
+    }
+
+    /// Returns true when everything is sent, false when the socket is full.
+    fn send_queued(&self, shard: &Shard) -> io::Result<bool> {
+        loop {
+            let out = self.out.borrow();
+            if out.is_empty() {
+                self.drained.raise();
+                return Ok(true);
+            }
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(16);
+            for outgoing in out.iter() {
+                if slices.len() >= SLICES_MAX {
+                    break;
+                }
+                outgoing.slices(shard, &mut slices);
+            }
+            let sent = match self.stream.try_send(&slices) {
+                Ok(sent) => sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            drop(slices);
+            drop(out);
+            self.sent(shard, sent);
+        }
+    }
+
+    /// The socket has taken `sent` bytes from the front of the queue.
+    fn sent(&self, shard: &Shard, mut sent: usize) {
+        let mut out = self.out.borrow_mut();
+        self.out_bytes.set(self.out_bytes.get() - sent);
+        while let Some(first) = out.front_mut() {
+            let left = first.total - first.sent;
+            if sent < left {
+                first.sent += sent;
+                break;
+            }
+            sent -= left;
+            let Some(done) = out.pop_front() else { break };
+            shard.release(&done.parts);
+        }
+    }
+
+    /// A copy of the next bytes to be sent: the queue may grow while the socket is waited for.
+    fn copy_front(&self, shard: &Shard) -> Vec<u8> {
+        const COPY_BYTES: usize = 16 * 1024;
+        let out = self.out.borrow();
+        let mut slices = Vec::new();
+        if let Some(first) = out.front() {
+            first.slices(shard, &mut slices);
+        }
+        slices.first().map_or_else(Vec::new, |slice| slice[..slice.len().min(COPY_BYTES)].to_vec())
+    }
+
+    /// Closes the connection at once; what is queued is dropped.
+    pub(crate) fn close(&self, shard: &Shard) {
+        if self.closed.replace(true) {
+            return;
+        }
+        self.stream.shutdown(Shutdown::Both);
+        for outgoing in self.out.borrow_mut().drain(..) {
+            shard.release(&outgoing.parts);
+        }
+        self.out_bytes.set(0);
+        self.writer_wanted.raise();
+        self.drained.raise();
+    }
+
+    /// The task that sends when the socket was full.
+    async fn write_blocked(self: Rc<Self>, shard: Rc<Shard>) {
+        loop {
+            self.writer_wanted.wait().await;
+            while self.blocked.get() && !self.closed.get() {
+                let next = self.copy_front(&shard);
+                let patience = Duration::from_millis(REPLY_TIMEOUT_MS);
+                let sent = shard.clock.timeout(patience, self.stream.write(&next)).await;
+                if self.closed.get() {
+                    return;
+                }
+                match sent {
+                    Some(Ok(sent)) => {
+                        self.sent(&shard, sent);
+                        self.blocked_since.set(Some(shard.clock.monotonic()));
+                        match self.send_queued(&shard) {
+                            Ok(all) => self.blocked.set(!all),
+                            Err(_) => self.close(&shard),
+                        }
+                    }
+                    Some(Err(_)) => self.close(&shard),
+                    None => {
+                        tracing::info!(
+                            shard = shard.id.0, peer = %self.peer,
+                            "connection closed: the client took no reply for {REPLY_TIMEOUT_MS} ms"
+                        );
+                        shard.metrics.connections_refused_total.add(1);
+                        self.close(&shard);
+                    }
+                }
+            }
+            self.blocked_since.set(None);
+            if self.closed.get() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until the client has taken so much that more replies may be queued.
+    pub(crate) async fn reply_room(&self) {
+        while self.out_bytes.get() > CONNECTION_REPLY_BYTES_MAX && !self.closed.get() {
+            self.drained.wait().await;
+        }
+    }
+}
+
+impl Outgoing {
+    fn slices<'a>(&'a self, shard: &'a Shard, slices: &mut Vec<IoSlice<'a>>) {
+        let mut skip = self.sent;
+        let mut push = |bytes: &'a [u8]| {
+            if skip >= bytes.len() {
+                skip -= bytes.len();
+            } else if slices.len() < SLICES_MAX {
+                slices.push(IoSlice::new(&bytes[skip..]));
+                skip = 0;
+            }
+        };
+        push(&self.head);
+        for part in &self.parts {
+            push(part.as_bytes(shard));
+        }
+    }
+}
+
+/// Why a connection ended, when it was not the client's wish.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("the frame did not arrive whole within {FRAME_TIMEOUT_MS} ms")]
+    SlowFrame,
+    #[error("{0}")]
+    Protocol(&'static str),
+    #[error("{0}")]
+    Io(io::Error),
+}
+
+/// Serves a connection until the client leaves or breaks the rules. Spawned once per connection.
+pub(crate) async fn serve(shard: Rc<Shard>, connection: Rc<Connection>) {
+    shard.connections.borrow_mut().insert(connection.id, Rc::clone(&connection));
+    shard.metrics.connections.set(shard.connections.borrow().len() as u64);
+    spawn_local(Rc::clone(&connection).write_blocked(Rc::clone(&shard)));
+    let mut receive = Receive::new();
+    let ended = read_frames(&shard, &connection, &mut receive).await;
+    receive.give_back(&shard);
+    match ended {
+        Ok(()) => {}
+        Err(Fault::Io(error)) => {
+            tracing::debug!(shard = shard.id.0, peer = %connection.peer, %error, "connection lost");
+        }
+        Err(fault) => {
+            shard.metrics.connections_refused_total.add(1);
+            tracing::info!(shard = shard.id.0, peer = %connection.peer, "connection closed: {fault}");
+            connection.flush(&shard);
+        }
+    }
+    connection.close(&shard);
+    shard.connections.borrow_mut().remove(&connection.id);
+    shard.metrics.connections.set(shard.connections.borrow().len() as u64);
+}
+
+/// The bounded buffer that frames are checked in.
+struct Receive {
+    bytes: Vec<u8>,
+    filled: usize,
+    /// Bytes of the shard's receive budget that the buffer holds.
+    budget: usize,
+}
+
+impl Receive {
+    fn new() -> Self {
+        Self { bytes: vec![0; RECEIVE_BYTES_MIN], filled: 0, budget: 0 }
+    }
+
+    /// Makes room for a frame of `bytes`, from the shard's budget.
+    async fn grow(&mut self, shard: &Shard, bytes: usize) {
+        if self.bytes.len() >= bytes {
+            return;
+        }
+        let more = bytes - RECEIVE_BYTES_MIN - self.budget;
+        while shard.receive_bytes.get() + more > SHARD_RECEIVE_BYTES_MAX {
+            shard.receive_freed.wait().await;
+        }
+        shard.receive_bytes.set(shard.receive_bytes.get() + more);
+        self.budget += more;
+        self.bytes.resize(bytes, 0);
+    }
+
+    fn give_back(&mut self, shard: &Shard) {
+        if self.budget > 0 {
+            shard.receive_bytes.set(shard.receive_bytes.get() - self.budget);
+            self.budget = 0;
+            shard.receive_freed.raise();
+        }
+        self.bytes = Vec::new();
+    }
+
+    fn shrink(&mut self, shard: &Shard) {
+        self.give_back(shard);
+        self.bytes = vec![0; RECEIVE_BYTES_MIN];
+    }
+
+    /// Size of the frame that starts at `at`, when enough of it is there to tell.
+    fn frame_at(&self, at: usize) -> Result<Option<usize>, FrameError> {
+        match self.bytes[at..self.filled].first_chunk::<FRAME_PREFIX_BYTES>() {
+            Some(prefix) => frame_bytes(*prefix).map(|bytes| Some(bytes + FRAME_PREFIX_BYTES)),
+            None => Ok(None),
+        }
+    }
+}
+
+async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<(), Fault> {
+    loop {
+        // The whole frame that is being received, once its size is known.
+        let partial = receive.frame_at(0)?;
+        if let Some(frame) = partial {
+            let wanted = shard.clock.timeout(Duration::from_millis(FRAME_TIMEOUT_MS), receive.grow(shard, frame)).await;
+            wanted.ok_or(Fault::SlowFrame)?;
+        }
+        // Of a large frame just the rest is read, so that nothing has to be moved behind it.
+        let room = match partial {
+            Some(frame) if frame > SMALL_FRAME_BYTES => frame,
+            _ => receive.bytes.len(),
+        };
+        let into = &mut receive.bytes[receive.filled..room];
+        let read = connection.stream.read(into);
+        let read = if receive.filled > 0 {
+            let patience = Duration::from_millis(FRAME_TIMEOUT_MS);
+            shard.clock.timeout(patience, read).await.ok_or(Fault::SlowFrame)?
+        } else if receive.budget > 0 {
+            match shard.clock.timeout(RECEIVE_IDLE, read).await {
+                Some(read) => read,
+                None => {
+                    receive.shrink(shard);
+                    continue;
+                }
+            }
+        } else {
+            read.await
+        };
+        let count = read.map_err(Fault::Io)?;
+        if count == 0 || connection.is_closed() {
+            return Ok(());
+        }
+        receive.filled += count;
+        handle_frames(shard, connection, receive).await?;
+        shard.flush_touched();
+        connection.reply_room().await;
+        yield_if_needed().await;
+    }
+}
+
+/// Handles all whole frames in the buffer and moves what is behind them to its front.
+async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<(), Fault> {
+    let mut at = 0;
+    while let Some(bytes) = receive.frame_at(at)? {
+        if at + bytes > receive.filled {
+            break;
+        }
+        shard.metrics.frames_received_total.add(1);
+        let frame = FrameView::parse(&receive.bytes[at..at + bytes])?;
+        dispatch::handle(shard, connection, &frame, &receive.bytes[at..at + bytes]).await.map_err(Fault::Protocol)?;
+        at += bytes;
+    }
+    if at > 0 {
+        receive.bytes.copy_within(at..receive.filled, 0);
+        receive.filled -= at;
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! Changes of topics on this broker: made durable in the catalog first, then told to all shards.
+//!
+//! One thread of its own, since the catalog syncs files; never an executor.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringmain_core::ids::{Epoch, TopicId};
+use ringmain_core::limits::BROKER_TOPICS_MAX;
+use ringmain_core::topic::{TopicChange, TopicInfo};
+
+use crate::catalog::{Catalog, CatalogTopic};
+use crate::mailbox::{Done, Mailbox, ShardCommand};
+use crate::metrics::ShardMetrics;
+use crate::routing::PlacedTopic;
+
+/// Changes that may wait.
+const CHANGES_MAX: usize = 4096;
+
+/// Why a change of a topic was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    /// The broker stops or has too many changes waiting.
+    #[error("the broker takes no changes of topics now: retry")]
+    Busy,
+    /// The broker has as many topics as it may have.
+    #[error("the broker has {BROKER_TOPICS_MAX} topics: delete some first")]
+    TooMany,
+    /// The catalog could not be written.
+    #[error("the broker can't write its catalog: {0}")]
+    Catalog(String),
+}
+
+type Callback = Box<dyn FnOnce(Result<(), ApplyError>) + Send>;
+
+/// Which shard has which store.
+#[derive(Debug, Default)]
+pub(crate) struct Placements {
+    topics: HashMap<TopicId, Arc<PlacedTopic>>,
+    /// Stores on each shard.
+    load: Vec<usize>,
+}
+
+impl Placements {
+    /// The placements that the catalog has.
+    pub(crate) fn new(shards: u16, topics: impl Iterator<Item = Arc<PlacedTopic>>) -> Self {
+        let mut placements = Self { topics: HashMap::new(), load: vec![0; usize::from(shards)] };
+        for topic in topics {
+            placements.count(&topic, 1);
+            placements.topics.insert(topic.info.id, topic);
+        }
+        placements
+    }
+
+    fn count(&mut self, topic: &PlacedTopic, by: isize) {
+        for &shard in &topic.store_shards {
+            if let Some(load) = self.load.get_mut(usize::from(shard)) {
+                *load = load.saturating_add_signed(by);
+            }
+        }
+    }
+
+    /// Shards for the stores of a topic: old ones stay, new ones go to the shards with the fewest.
+    fn place(&self, info: &TopicInfo) -> Vec<u16> {
+        let mut shards = self.topics.get(&info.id).map_or_else(Vec::new, |known| known.store_shards.clone());
+        let mut load = self.load.clone();
+        while shards.len() < info.stores as usize {
+            let least = load.iter().enumerate().min_by_key(|(_, stores)| **stores).map_or(0, |(shard, _)| shard);
+            load[least] += 1;
+            // The number of shards is a u16.
+            shards.push(least as u16);
+        }
+        shards
+    }
+}
+
+enum Message {
+    Apply(TopicChange, Callback),
+    Stop,
+}
+
+/// Takes changes of topics; clones serve any thread.
+#[derive(Clone)]
+pub struct BrokerControl {
+    changes: SyncSender<Message>,
+    topics: Arc<Mutex<HashMap<TopicId, TopicInfo>>>,
+}
+
+impl BrokerControl {
+    pub(crate) fn start(
+        catalog: Catalog,
+        placements: Placements,
+        mailboxes: Vec<Arc<Mailbox>>,
+        metrics: Vec<Arc<ShardMetrics>>,
+    ) -> Self {
+        let infos = placements.topics.values().map(|topic| (topic.info.id, topic.info.clone())).collect();
+        let topics = Arc::new(Mutex::new(infos));
+        let (changes, incoming) = sync_channel(CHANGES_MAX);
+        let worker = Worker { catalog, placements, mailboxes, metrics, topics: Arc::clone(&topics) };
+        // A thread that can't be made leaves the channel without a receiver: every change is then refused as busy.
+        let made = std::thread::Builder::new().name("catalog".into()).spawn(move || worker.run(&incoming));
+        if let Err(error) = made {
+            tracing::error!(%error, "can't make the catalog thread: topics can't be changed");
+        }
+        Self { changes, topics }
+    }
+
+    /// Makes a change durable and known to all shards, then calls `done`, from another thread. A change that is made
+    /// already is made again without harm.
+    pub fn apply(&self, change: TopicChange, done: Callback) {
+        use std::sync::mpsc::TrySendError;
+        match self.changes.try_send(Message::Apply(change, done)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(Message::Apply(_, done)) | TrySendError::Disconnected(Message::Apply(_, done))) => {
+                done(Err(ApplyError::Busy));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// The topics that the broker has.
+    #[must_use]
+    pub fn topics(&self) -> Vec<TopicInfo> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn stop(&self) {
+        // Gone already, or so busy that its last change will find the shards stopped.
+        let _ = self.changes.try_send(Message::Stop);
+    }
+}
+
+struct Worker {
+    catalog: Catalog,
+    placements: Placements,
+    mailboxes: Vec<Arc<Mailbox>>,
+    metrics: Vec<Arc<ShardMetrics>>,
+    topics: Arc<Mutex<HashMap<TopicId, TopicInfo>>>,
+}
+
+impl Worker {
+    fn run(mut self, incoming: &Receiver<Message>) {
+        while let Ok(Message::Apply(change, done)) = incoming.recv() {
+            match change {
+                TopicChange::Put(info) => self.put(info, done),
+                TopicChange::Delete { id, version } => self.delete(id, version, done),
+            }
+        }
+    }
+
+    fn put(&mut self, info: TopicInfo, done: Callback) {
+        let known = self.placements.topics.get(&info.id).cloned();
+        if known.is_none() && self.placements.topics.len() >= BROKER_TOPICS_MAX {
+            return done(Err(ApplyError::TooMany));
+        }
+        if known.as_ref().is_some_and(|known| known.info == info || known.info.version > info.version) {
+            return done(Ok(()));
+        }
+        let store_shards = self.placements.place(&info);
+        let mut epochs = match self.catalog.topic(info.id) {
+            Some(topic) => topic.created_epochs.clone(),
+            None => Vec::new(),
+        };
+        for &shard in store_shards.iter().skip(epochs.len()) {
+            // The epoch fits: the gauge was set from a u32.
+            epochs.push(self.metrics[usize::from(shard)].epoch.get() as u32);
+        }
+        let entry =
+            CatalogTopic { info: info.clone(), store_shards: store_shards.clone(), created_epochs: epochs.clone() };
+        if let Err(error) = self.catalog.put(entry) {
+            return done(Err(ApplyError::Catalog(error.to_string())));
+        }
+        let topic = Arc::new(PlacedTopic { info: info.clone(), store_shards });
+        if let Some(known) = known {
+            self.placements.count(&known, -1);
+        }
+        self.placements.count(&topic, 1);
+        self.placements.topics.insert(info.id, Arc::clone(&topic));
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(info.id, info);
+        let done = Done::new(Box::new(move || done(Ok(()))));
+        let created_epochs: Vec<Epoch> = epochs.into_iter().map(Epoch).collect();
+        for mailbox in &self.mailboxes {
+            // A shard that has ended reads the catalog at its next start.
+            let _ = mailbox.send(ShardCommand::PutTopic {
+                topic: Arc::clone(&topic),
+                created_epochs: created_epochs.clone(),
+                done: Arc::clone(&done),
+            });
+        }
+    }
+
+    fn delete(&mut self, id: TopicId, version: u64, done: Callback) {
+        if !self.placements.topics.contains_key(&id) {
+            return done(Ok(()));
+        }
+        if let Err(error) = self.catalog.delete(id, version) {
+            return done(Err(ApplyError::Catalog(error.to_string())));
+        }
+        if let Some(topic) = self.placements.topics.remove(&id) {
+            self.placements.count(&topic, -1);
+        }
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let done = Done::new(Box::new(move || done(Ok(()))));
+        for mailbox in &self.mailboxes {
+            // A shard that has ended reads the catalog at its next start.
+            let _ = mailbox.send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
+        }
+    }
+}

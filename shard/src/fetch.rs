@@ -1,0 +1,338 @@
+//! Fetch: runs the plans of core on blocks and files, parks what finds nothing, answers.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ringmain_core::fetch::FetchPlan;
+use ringmain_core::ids::{Offset, ShardId};
+use ringmain_core::limits::{FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX};
+use ringmain_wire::error_code::ErrorCode;
+use ringmain_wire::fetch::{
+    FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
+};
+
+use crate::catch_up::{self, DiskFetch};
+use crate::connection::{Connection, Part};
+use crate::mesh::Ticket;
+use crate::mesh_message::{MeshReply, MeshRequest};
+use crate::runtime::spawn_local;
+use crate::shard::Shard;
+use crate::signal::Signal;
+
+/// What a fetch has found.
+pub(crate) struct Fetched {
+    pub(crate) outcomes: Vec<FetchedPartitionOutcome>,
+    pub(crate) parts: Vec<Part>,
+    bytes: usize,
+    /// Something that the client must learn at once: an error or a gap.
+    news: bool,
+}
+
+/// Answers a client's fetch: at once when memory has enough, else from a task of its own.
+pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, request: FetchRequest) {
+    if let Err(message) = check(&request) {
+        return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, message);
+    }
+    let owner = match owner_of_all(shard, &request.partitions) {
+        Ok(owner) => owner,
+        Err(message) => return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, message),
+    };
+    if owner == shard.id {
+        let first = Attempt::from_memory(shard, &request);
+        if first.disk.is_empty() && (first.is_enough(&request) || request.wait_ms_max == 0) {
+            return answer(shard, connection, correlation_id, first.fetched);
+        }
+        first.fetched.release(shard);
+    }
+    if shard.parked_count.get() >= SHARD_PARKED_FETCHES_MAX {
+        let message = format!("{SHARD_PARKED_FETCHES_MAX} fetches wait on this shard already");
+        return shard.answer_error(connection, correlation_id, ErrorCode::TOO_MANY_REQUESTS, message);
+    }
+    connection.requests.set(connection.requests.get() + 1);
+    let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
+    spawn_local(async move {
+        if owner == shard.id {
+            let fetched = fetch_here(&shard, &request, || connection.is_closed()).await;
+            connection.reply_room().await;
+            answer(&shard, &connection, correlation_id, fetched);
+        } else {
+            fetch_there(&shard, &connection, correlation_id, owner, request).await;
+        }
+        connection.requests.set(connection.requests.get() - 1);
+        shard.flush_touched();
+    });
+}
+
+fn check(request: &FetchRequest) -> Result<(), String> {
+    if request.partitions.is_empty() || request.partitions.len() > FETCH_PARTITIONS_MAX {
+        return Err(format!("a fetch has 1 to {FETCH_PARTITIONS_MAX} partitions, this one has {}", request.partitions.len()));
+    }
+    if !request.tags.is_empty() {
+        return Err("tag filters are not supported by this broker: filter in the client".into());
+    }
+    Ok(())
+}
+
+/// The one shard that has all partitions of the fetch; unknown partitions count as anybody's.
+fn owner_of_all(shard: &Shard, partitions: &[FetchPartition]) -> Result<ShardId, String> {
+    let routing = shard.routing.borrow();
+    let mut owner = None;
+    for partition in partitions {
+        let Some(here) = routing.shard_of(partition.key) else { continue };
+        if owner.is_some_and(|other| other != here) {
+            return Err("the partitions of one fetch must be on one shard: group them by the shards of the metadata".into());
+        }
+        owner = Some(here);
+    }
+    Ok(owner.unwrap_or(shard.id))
+}
+
+fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetched: Fetched) {
+    let Fetched { outcomes, parts, bytes, .. } = fetched;
+    shard.metrics.fetched_bytes_total.add(bytes as u64);
+    connection.reply(shard, parts, |encoder, out| {
+        encode_fetch_response(encoder, correlation_id, &outcomes, bytes, out);
+    });
+}
+
+/// Serves a fetch on the owner, with waiting. `gone` says when nobody wants the answer any more.
+pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, gone: impl Fn() -> bool) -> Fetched {
+    let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
+    let due = shard.clock.exact() + wait;
+    let mut parked_before = false;
+    loop {
+        let mut attempt = Attempt::from_memory(shard, request);
+        let disk = std::mem::take(&mut attempt.disk);
+        if !disk.is_empty() {
+            attempt.read_disk(shard, request, disk, parked_before).await;
+        }
+        let left = due.saturating_sub(shard.clock.exact());
+        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone() {
+            return attempt.fetched;
+        }
+        attempt.fetched.release(shard);
+        park(shard, request, left).await;
+        parked_before = true;
+    }
+}
+
+async fn park(shard: &Rc<Shard>, request: &FetchRequest, left: Duration) {
+    let signal = Rc::new(Signal::default());
+    for partition in &request.partitions {
+        shard.parked.park(partition.key, &signal);
+    }
+    let parked = ParkedGuard::new(shard);
+    shard.clock.timeout(left, signal.wait()).await;
+    drop(parked);
+    for partition in &request.partitions {
+        shard.parked.unpark(partition.key, &signal);
+    }
+}
+
+struct ParkedGuard<'a>(&'a Cell<usize>, &'a Shard);
+
+impl<'a> ParkedGuard<'a> {
+    fn new(shard: &'a Shard) -> Self {
+        shard.parked_count.set(shard.parked_count.get() + 1);
+        shard.metrics.parked_fetches.set(shard.parked_count.get() as u64);
+        Self(&shard.parked_count, shard)
+    }
+}
+
+impl Drop for ParkedGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+        self.1.metrics.parked_fetches.set(self.0.get() as u64);
+    }
+}
+
+/// One try of a fetch: what memory gave, and which partitions must be looked for on disk.
+struct Attempt {
+    fetched: Fetched,
+    /// Places in the request, with the offset where memory starts.
+    disk: Vec<(usize, Offset)>,
+}
+
+impl Attempt {
+    fn from_memory(shard: &Shard, request: &FetchRequest) -> Self {
+        let budget = (request.bytes_max as usize).min(FETCH_BYTES_MAX);
+        let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, news: false };
+        let mut attempt = Self { fetched, disk: Vec::new() };
+        for (at, partition) in request.partitions.iter().enumerate() {
+            let left = budget.saturating_sub(attempt.fetched.bytes);
+            let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
+            let mut outcome = outcome_of(shard, partition);
+            // Once the budget is used up, the others only learn their ends; at least one batch is always sent.
+            if outcome.code.is_ok() && (bytes_max > 0 || attempt.fetched.bytes == 0) {
+                attempt.plan_one(shard, request, partition, bytes_max, at, &mut outcome);
+            }
+            attempt.fetched.news |= !outcome.code.is_ok();
+            attempt.fetched.outcomes.push(outcome);
+        }
+        attempt
+    }
+
+    fn plan_one(
+        &mut self,
+        shard: &Shard,
+        request: &FetchRequest,
+        partition: &FetchPartition,
+        bytes_max: usize,
+        at: usize,
+        outcome: &mut FetchedPartitionOutcome,
+    ) {
+        let synced_only = request.visibility == Visibility::SyncedEnd;
+        let mut store = shard.store.borrow_mut();
+        match store.plan_fetch(&*shard.memory, partition.key, partition.offset, bytes_max, synced_only) {
+            FetchPlan::Memory { slices, next_offset, bytes } => {
+                outcome.next_offset = next_offset;
+                outcome.payload_bytes = bytes as u32;
+                self.fetched.bytes += bytes;
+                self.fetched.parts.extend(slices.into_iter().map(Part::Block));
+                shard.metrics.fetched_memory_bytes_total.add(bytes as u64);
+            }
+            FetchPlan::Disk { memory_from } => self.disk.push((at, memory_from)),
+            FetchPlan::AtEnd => {}
+            FetchPlan::OutOfRange => {
+                outcome.code = ErrorCode::OUT_OF_RANGE;
+                let (start, end) = (outcome.log_start, outcome.log_end);
+                outcome.message = format!("offset {} is outside {start}..{end}", partition.offset).into();
+            }
+            FetchPlan::UnknownPartition => outcome.code = ErrorCode::NOT_HERE,
+        }
+    }
+
+    fn is_enough(&self, request: &FetchRequest) -> bool {
+        self.fetched.news || self.fetched.bytes >= (request.bytes_min as usize).max(1)
+    }
+
+    /// Reads what memory did not have. The parts of the reply stay in the order of its partitions.
+    async fn read_disk(&mut self, shard: &Rc<Shard>, request: &FetchRequest, disk: Vec<(usize, Offset)>, was_tail: bool) {
+        let budget = (request.bytes_max as usize).min(FETCH_BYTES_MAX);
+        let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
+        for (at, memory_from) in disk {
+            let left = budget.saturating_sub(self.fetched.bytes);
+            if left == 0 {
+                break;
+            }
+            let partition = &request.partitions[at];
+            let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
+            let outcome = &mut self.fetched.outcomes[at];
+            match catch_up::read(shard, partition.key, partition.offset, memory_from, bytes_max, was_tail).await {
+                DiskFetch::Batches { parts, next_offset, bytes } => {
+                    outcome.next_offset = next_offset;
+                    outcome.payload_bytes = bytes as u32;
+                    self.fetched.bytes += bytes;
+                    found.insert(at, parts);
+                }
+                DiskFetch::Gap { to, corrupt } => {
+                    let reason = if corrupt { GapReason::Corrupt } else { GapReason::LostMemory };
+                    outcome.gap = Some(Gap { from: partition.offset, to, reason });
+                    outcome.next_offset = to;
+                    self.fetched.news = true;
+                }
+                DiskFetch::Failed(message) => {
+                    outcome.code = ErrorCode::INTERNAL;
+                    outcome.message = message.into();
+                    self.fetched.news = true;
+                }
+            }
+        }
+        self.interleave(found);
+    }
+
+    fn interleave(&mut self, mut found: BTreeMap<usize, Vec<Part>>) {
+        if found.is_empty() {
+            return;
+        }
+        let mut memory = std::mem::take(&mut self.fetched.parts).into_iter();
+        for (at, outcome) in self.fetched.outcomes.iter().enumerate() {
+            if let Some(parts) = found.remove(&at) {
+                self.fetched.parts.extend(parts);
+                continue;
+            }
+            let mut bytes = 0;
+            while bytes < outcome.payload_bytes as usize {
+                let Some(part) = memory.next() else { break };
+                bytes += part.bytes();
+                self.fetched.parts.push(part);
+            }
+        }
+    }
+}
+
+impl Fetched {
+    fn release(&self, shard: &Shard) {
+        shard.release(&self.parts);
+    }
+}
+
+fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {
+    let mut outcome =
+        FetchedPartitionOutcome { key: partition.key, next_offset: partition.offset, ..FetchedPartitionOutcome::default() };
+    match shard.store.borrow().ends(partition.key) {
+        Some((ends, _)) => {
+            outcome.log_start = ends.log_start();
+            outcome.log_end = ends.log_end();
+            outcome.flushed_end = ends.flushed_end();
+            outcome.synced_end = ends.synced_end();
+        }
+        None => {
+            let routing = shard.routing.borrow();
+            outcome.code = match routing.topic(partition.key.topic) {
+                None => ErrorCode::TOPIC_NOT_FOUND,
+                Some(topic) if topic.shard_of(partition.key.partition).is_none() => ErrorCode::PARTITION_NOT_FOUND,
+                Some(_) => ErrorCode::NOT_HERE,
+            };
+        }
+    }
+    outcome
+}
+
+/// A fetch whose partitions another shard has: one hop, and the answer is a copy.
+async fn fetch_there(
+    shard: &Rc<Shard>,
+    connection: &Rc<Connection>,
+    correlation_id: u64,
+    owner: ShardId,
+    fetch: FetchRequest,
+) {
+    let patience = Duration::from_millis(u64::from(fetch.wait_ms_max.min(FETCH_WAIT_MS_MAX))) + Duration::from_secs(10);
+    let (request, answered) = shard.hops.open();
+    if shard.send_to(owner, MeshRequest::Fetch { request, fetch }).await.is_err() {
+        shard.hops.forget(request);
+        let message = format!("shard {owner} has too many requests waiting");
+        return shard.answer_error(connection, correlation_id, ErrorCode::SERVER_BUSY, message);
+    }
+    match shard.clock.timeout(patience, answered.take()).await {
+        Some(MeshReply::Fetch { outcomes, payload, .. }) => {
+            connection.reply_room().await;
+            let bytes = payload.len();
+            let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
+            answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, news: false });
+        }
+        Some(_) | None => {
+            shard.hops.forget(request);
+            let message = format!("shard {owner} did not answer");
+            shard.answer_error(connection, correlation_id, ErrorCode::INTERNAL, message);
+        }
+    }
+}
+
+/// A hop's fetch on the owner: the answer is copied, since blocks are never shared across threads.
+pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: FetchRequest) {
+    let shard = Rc::clone(shard);
+    spawn_local(async move {
+        let fetched = fetch_here(&shard, &fetch, || false).await;
+        let mut payload = Vec::with_capacity(fetched.bytes);
+        for part in &fetched.parts {
+            payload.extend_from_slice(part.as_bytes(&shard));
+        }
+        fetched.release(&shard);
+        let payload = Bytes::from(payload);
+        shard.reply_to(ticket, MeshReply::Fetch { request, outcomes: fetched.outcomes, payload });
+    });
+}

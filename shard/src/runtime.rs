@@ -1,0 +1,338 @@
+//! One executor per shard: this file, [`net`](crate::net), [`files`](crate::files) and `raw` are the only ones that name
+//! glommio.
+//!
+//! What a shard thread gets before its first task runs, each for a measured reason:
+//! - a preempt timer of 300 us: else a busy executor looks at its IO every 100 ms;
+//! - io_uring workers that run on the other CPUs, and a blocking thread that runs on all: else fdatasync waits behind
+//!   the executor;
+//! - a primed IO-poll probe: else the first reads fail with EOPNOTSUPP when the first file opened is a new one;
+//! - a tick from outside and the [`Clock`].
+
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
+
+use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, PoolPlacement, Shares};
+use ringmain_core::limits::DISK_BLOCK_BYTES;
+
+use crate::clock::Clock;
+use crate::raw;
+use crate::ticker::{Pulse, Ticker};
+
+/// How long a task may keep the executor from looking at its IO.
+const PREEMPT_TIMER: Duration = Duration::from_micros(300);
+/// Entries of each of the executor's rings: an idle connection keeps one poll in flight.
+const RING_DEPTH: usize = 512;
+
+/// How a shard's thread is made.
+#[derive(Clone, Debug)]
+pub struct ShardThreadConfig {
+    /// The shard, for names and messages.
+    pub index: u16,
+    /// The CPU to stay on; `None` when there are more shards than CPUs.
+    pub cpu: Option<usize>,
+    /// Memory for disk buffers, registered with the kernel, which counts it three times against RLIMIT_MEMLOCK. Buffers
+    /// beyond it come from the heap and are a little slower.
+    pub io_memory_bytes: usize,
+    /// A directory on the device that the shard will write to; a small file is made in it for a moment.
+    pub data_dir: PathBuf,
+}
+
+/// Why a shard's thread could not be started, or died.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// No thread.
+    #[error("shard {shard}: can't make a thread: {source}; raise the limit of tasks (ulimit -u, TasksMax=)")]
+    Thread {
+        /// Which shard.
+        shard: u16,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No executor.
+    #[error("shard {shard}: can't make its io_uring executor: {reason}")]
+    Executor {
+        /// Which shard.
+        shard: u16,
+        /// glommio's reason.
+        reason: String,
+    },
+    /// The first direct IO failed.
+    #[error("shard {shard}: can't read with O_DIRECT in {}: {source}", dir.display())]
+    Prime {
+        /// Which shard.
+        shard: u16,
+        /// Where.
+        dir: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The io_uring workers stayed on the executor's CPU.
+    #[error("shard {shard}: can't let io_uring workers run on other CPUs: {source}")]
+    Affinity {
+        /// Which shard.
+        shard: u16,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The thread panicked.
+    #[error("shard {shard}: its thread died of a panic")]
+    Panicked {
+        /// Which shard.
+        shard: u16,
+    },
+}
+
+/// A running shard thread.
+pub struct ShardThread<T> {
+    shard: u16,
+    pulse: Arc<Pulse>,
+    handle: thread::JoinHandle<Option<T>>,
+}
+
+impl<T> ShardThread<T> {
+    /// The shard's heartbeat.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.handle.is_finished()
+    }
+
+    /// Waits for the end of the shard and gives what its future returned.
+    ///
+    /// # Errors
+    /// When the thread panicked.
+    pub fn join(self) -> Result<T, RuntimeError> {
+        self.handle.join().ok().flatten().ok_or(RuntimeError::Panicked { shard: self.shard })
+    }
+}
+
+/// Makes a thread with an executor and runs `f`'s future on it; returns when the executor is ready for it. Tasks that
+/// still run when the future returns are dropped with all their IO: await what matters.
+///
+/// # Errors
+/// When thread or executor can't be made; each says what to do.
+pub fn spawn_shard<F, Fut, T>(config: ShardThreadConfig, ticker: &Ticker, f: F) -> Result<ShardThread<T>, RuntimeError>
+where
+    F: FnOnce() -> Fut + Send + 'static,
+    Fut: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let shard = config.index;
+    // Of the caller, before the new thread is bound to one CPU.
+    let cpus = allowed_cpus().map_err(|source| RuntimeError::Affinity { shard, source })?;
+    let pulse = ticker.register(shard);
+    let registered = Registered { ticker: ticker.clone(), pulse: Arc::clone(&pulse) };
+    let (ready, is_ready) = sync_channel(1);
+    let handle = thread::Builder::new()
+        .name(format!("shard-{shard}"))
+        .spawn(move || run(&config, &cpus, registered, &ready, f))
+        .map_err(|source| RuntimeError::Thread { shard, source })?;
+    match is_ready.recv() {
+        Ok(Ok(())) => Ok(ShardThread { shard, pulse, handle }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(RuntimeError::Panicked { shard }),
+    }
+}
+
+/// The shard's place in the ticker's list, for as long as its thread lives.
+struct Registered {
+    ticker: Ticker,
+    pulse: Arc<Pulse>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.pulse.set_waker(None);
+        self.ticker.unregister(&self.pulse);
+    }
+}
+
+fn run<F, Fut, T>(
+    config: &ShardThreadConfig,
+    cpus: &[u8],
+    registered: Registered,
+    ready: &SyncSender<Result<(), RuntimeError>>,
+    f: F,
+) -> Option<T>
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = T> + 'static,
+    T: 'static,
+{
+    let executor = match make(config, cpus) {
+        Ok(executor) => executor,
+        Err(error) => {
+            // The receiver waits in spawn_shard for just this.
+            let _ = ready.send(Err(error));
+            return None;
+        }
+    };
+    let prime_path = config.data_dir.join(format!(".prime-{}-{}", std::process::id(), config.index));
+    executor.run(async {
+        if let Err(source) = prime(&prime_path).await {
+            let error = RuntimeError::Prime { shard: config.index, dir: config.data_dir.clone(), source };
+            let _ = ready.send(Err(error));
+            return None;
+        }
+        let clock = Clock::install(Arc::clone(&registered.pulse));
+        let ticks = spawn_joined(clock.ticks());
+        let _ = ready.send(Ok(()));
+        let output = f().await;
+        clock.uninstall();
+        ticks.await;
+        Some(output)
+    })
+}
+
+fn make(config: &ShardThreadConfig, cpus: &[u8]) -> Result<LocalExecutor, RuntimeError> {
+    let shard = config.index;
+    let executor = LocalExecutorBuilder::new(config.cpu.map_or(Placement::Unbound, Placement::Fixed))
+        .name(&format!("shard-{shard}"))
+        .io_memory(config.io_memory_bytes)
+        .ring_depth(RING_DEPTH)
+        .preempt_timer(PREEMPT_TIMER)
+        .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
+        .make()
+        .map_err(|error| RuntimeError::Executor { shard, reason: error.to_string() })?;
+    if let Some(own) = config.cpu {
+        move_workers(cpus, own).map_err(|source| RuntimeError::Affinity { shard, source })?;
+    }
+    Ok(executor)
+}
+
+/// The CPUs this thread may use, as the bit mask that io_uring takes.
+fn allowed_cpus() -> io::Result<Vec<u8>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let mut mask = vec![0u8; rustix::thread::CpuSet::MAX_CPU / 8];
+    for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)) {
+        mask[cpu / 8] |= 1 << (cpu % 8);
+    }
+    Ok(mask)
+}
+
+/// Lets the io_uring workers of this thread, which is bound to CPU `own`, run on the other ones of `cpus`. Not on `own`
+/// as well: workers inherit the binding, and the kernel keeps them to the part of a new mask that lies in it, unless
+/// there is none. glommio does not tell its rings' descriptors, but any ring will do: workers belong to the thread.
+fn move_workers(cpus: &[u8], own: usize) -> io::Result<()> {
+    let mut others = cpus.to_vec();
+    others[own / 8] &= !(1 << (own % 8));
+    if others.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "no io_uring found in /proc/self/fd");
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        // Descriptors come and go while this runs: one that has gone is none of ours.
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        if !target.to_string_lossy().contains("io_uring") {
+            continue;
+        }
+        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match raw::set_worker_affinity(fd, &others) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Opens a file with a written block, so that glommio's probe of polled IO reads something: reading at the end of an
+/// empty file would make it believe that polling works.
+async fn prime(path: &Path) -> io::Result<()> {
+    let result = async {
+        // Of an earlier process with the same id, if it is there at all.
+        let _ = fs::remove_file(path);
+        let file = fs::File::create_new(path)?;
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0x52; DISK_BLOCK_BYTES], 0)?;
+        file.sync_all()?;
+        let file = glommio::io::DmaFile::open(path).await.map_err(io_error)?;
+        let read = file.read_at_aligned(0, DISK_BLOCK_BYTES).await.map_err(io_error)?;
+        if read.len() != DISK_BLOCK_BYTES {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a block that was just written is not there"));
+        }
+        drop(read);
+        file.close().await.map_err(io_error)?;
+        Ok(())
+    }
+    .await;
+    let removed = fs::remove_file(path);
+    result.and(removed)
+}
+
+/// The system's error in an error of glommio, which wraps it with the operation and path.
+pub(crate) fn io_error(error: glommio::GlommioError<()>) -> io::Error {
+    match error {
+        glommio::GlommioError::IoError(source) | glommio::GlommioError::EnhancedIoError { source, .. } => source,
+        other => other.into(),
+    }
+}
+
+/// Runs `future` beside the calling task until it is done.
+pub fn spawn_local(future: impl Future<Output = ()> + 'static) {
+    glommio::spawn_local(future).detach();
+}
+
+/// Like [`spawn_local`]; awaiting the answer gives the future's output.
+pub fn spawn_joined<T: 'static>(future: impl Future<Output = T> + 'static) -> Joined<T> {
+    Joined(glommio::spawn_local(future).detach())
+}
+
+/// Waits for a task of [`spawn_joined`]. Dropping it does not stop the task.
+#[derive(Debug)]
+#[must_use = "await it, or use spawn_local"]
+pub struct Joined<T>(glommio::task::JoinHandle<T>);
+
+impl<T> Future for Joined<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        Pin::new(&mut self.0).poll(cx).map(|output| output.expect("a task ends only by its own return"))
+    }
+}
+
+/// A task queue of this shard with its own share of the CPU; the default queue has 1000.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskQueue(glommio::TaskQueueHandle);
+
+impl TaskQueue {
+    /// Makes one with `shares` from 1 to 1000.
+    ///
+    /// # Panics
+    /// Outside a shard.
+    #[must_use]
+    pub fn new(shares: usize, name: &str) -> Self {
+        let queue = glommio::executor().create_task_queue(Shares::Static(shares), Latency::NotImportant, name);
+        Self(queue)
+    }
+
+    /// Runs `future` in this queue until it is done.
+    pub fn spawn(self, future: impl Future<Output = ()> + 'static) {
+        glommio::spawn_local_into(future, self.0).expect("task queues are never removed").detach();
+    }
+}
+
+/// Lets other tasks run and IO be looked at if the time slice is over. Call it after each 50 us of CPU work.
+pub async fn yield_if_needed() {
+    glommio::yield_if_needed().await;
+}
+
+/// Lets the other tasks of the queue run, whatever time is left.
+pub async fn yield_now() {
+    futures_lite::future::yield_now().await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! One shard: its stores, its log, its connections. All of it lives on one executor's thread; the only things other
+//! threads touch are its mailbox, the mesh rings, the arena's file and the metrics.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringmain_core::acks::Acks;
+use ringmain_core::block::BlockMemory;
+use ringmain_core::fetch::Slice;
+use ringmain_core::ids::ShardId;
+use ringmain_core::store::ShardStore;
+use ringmain_wire::error_code::ErrorCode;
+use ringmain_wire::frame::FrameEncoder;
+use ringmain_wire::message::{ErrorResponse, encode_error};
+
+use crate::admin::AdminService;
+use crate::arena::Arena;
+use crate::catch_up::Readers;
+use crate::clock::Clock;
+use crate::connection::{Connection, Part};
+use crate::log_writer::LogWriter;
+use crate::mailbox::{Mailbox, ShardCommand};
+use crate::mesh::{Mesh, SendError, Ticket};
+use crate::mesh_message::{Hops, MeshReply, MeshRequest};
+use crate::metrics::ShardMetrics;
+use crate::parked::Parked;
+use crate::produce::{self, Waits};
+use crate::routing::Routing;
+use crate::signal::Signal;
+
+/// How long a request waits for a mesh credit before it is refused.
+const CREDIT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What all shards of a broker are told.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardConfig {
+    pub(crate) broker_id: u32,
+    pub(crate) cluster_id: u64,
+    pub(crate) advertised_host: String,
+    pub(crate) advertised_port: u16,
+    pub(crate) advertised_direct_ports: Vec<u16>,
+    pub(crate) survives_process_kill: bool,
+    /// A flush of everything starts when so much is dirty.
+    pub(crate) flush_bytes: usize,
+    /// A flush of everything starts when the oldest dirty batch is so old.
+    pub(crate) flush_interval: Duration,
+    /// A sync starts when the oldest flushed batch has waited so long.
+    pub(crate) sync_interval: Duration,
+}
+
+/// The state of one shard.
+pub(crate) struct Shard {
+    pub(crate) id: ShardId,
+    pub(crate) config: Arc<ShardConfig>,
+    pub(crate) clock: Rc<Clock>,
+    pub(crate) memory: Rc<Arena>,
+    pub(crate) store: RefCell<ShardStore>,
+    pub(crate) acks: RefCell<Acks>,
+    pub(crate) waits: RefCell<Waits>,
+    pub(crate) routing: RefCell<Routing>,
+    pub(crate) log: LogWriter,
+    pub(crate) log_failed: Cell<bool>,
+    pub(crate) metrics: Arc<ShardMetrics>,
+    pub(crate) admin: Arc<dyn AdminService>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) mesh: Mesh<MeshRequest, MeshReply>,
+    pub(crate) hops: Hops,
+    pub(crate) readers: Readers,
+    pub(crate) parked: Parked,
+    pub(crate) parked_count: Cell<usize>,
+    pub(crate) connections: RefCell<HashMap<u64, Rc<Connection>>>,
+    pub(crate) next_connection: Cell<u64>,
+    /// Connections with replies queued in this turn.
+    pub(crate) touched: RefCell<Vec<Rc<Connection>>>,
+    pub(crate) encoder: RefCell<FrameEncoder>,
+    pub(crate) receive_bytes: Cell<usize>,
+    pub(crate) receive_freed: Signal,
+    pub(crate) flush_wanted: Signal,
+    pub(crate) memory_freed: Signal,
+    /// A produce waits for memory: flush what there is.
+    pub(crate) memory_short: Cell<bool>,
+    pub(crate) stopping: Cell<bool>,
+    pub(crate) reclaim_wanted: Cell<bool>,
+    pub(crate) reclaiming: Cell<bool>,
+}
+
+impl Shard {
+    /// Pinned bytes of a block.
+    pub(crate) fn block_bytes(&self, slice: &Slice) -> &[u8] {
+        self.memory.read(slice.block, slice.at as usize, slice.bytes as usize)
+    }
+
+    /// Ends the pins of a reply that is sent or dropped.
+    pub(crate) fn release(&self, parts: &[Part]) {
+        let mut store = self.store.borrow_mut();
+        for part in parts {
+            if let Part::Block(slice) = part {
+                store.unpin(&*self.memory, std::slice::from_ref(slice));
+            }
+        }
+    }
+
+    /// Sends what this turn has queued on all connections.
+    pub(crate) fn flush_touched(&self) {
+        loop {
+            let Some(connection) = self.touched.borrow_mut().pop() else { return };
+            connection.flush(self);
+        }
+    }
+
+    /// Answers a request that failed as a whole.
+    pub(crate) fn answer_error(
+        &self,
+        connection: &Rc<Connection>,
+        correlation_id: u64,
+        code: ErrorCode,
+        message: String,
+    ) {
+        self.metrics.errors_answered_total.add(1);
+        let error = ErrorResponse::new(code, message);
+        connection.reply(self, Vec::new(), |encoder, out| encode_error(encoder, correlation_id, &error, out));
+    }
+
+    /// Sends a request to another shard; gives it back when there is no credit for its reply within a bounded wait.
+    pub(crate) async fn send_to(&self, owner: ShardId, message: MeshRequest) -> Result<(), MeshRequest> {
+        self.metrics.mesh_requests_total.add(1);
+        let bytes = message.bytes();
+        let give_up = self.clock.exact() + CREDIT_PATIENCE;
+        let mut message = message;
+        loop {
+            message = match self.mesh.send_request(owner.0, bytes, message) {
+                Ok(()) => return Ok(()),
+                Err(SendError { message }) => message,
+            };
+            let left = give_up.saturating_sub(self.clock.exact());
+            if left.is_zero() {
+                return Err(message);
+            }
+            self.flush_touched();
+            self.clock.timeout(left.min(Duration::from_millis(20)), self.mesh.credit_back(owner.0)).await;
+        }
+    }
+
+    /// Answers another shard's request; there is always room for it.
+    pub(crate) fn reply_to(&self, ticket: Ticket, reply: MeshReply) {
+        self.mesh.send_reply(ticket, reply);
+    }
+
+    /// Hands a create or delete of a topic to the master; the answer is a whole frame.
+    pub(crate) fn ask_admin(self: &Rc<Self>, connection: &Rc<Connection>, frame: Vec<u8>) {
+        connection.requests.set(connection.requests.get() + 1);
+        let id = connection.id;
+        let mailbox = Arc::clone(&self.mailbox);
+        self.admin.submit(
+            frame,
+            Box::new(move |reply| {
+                // Full only when the shard has stopped: then nobody waits for the answer.
+                let _ = mailbox.send(ShardCommand::AdminReply { connection: id, frame: reply });
+            }),
+        );
+    }
+
+    /// The shard's log has failed for good: nobody is acked any more; blocks and files stay readable.
+    pub(crate) fn fail_log(&self, reason: &str) {
+        if self.log_failed.replace(true) {
+            return;
+        }
+        tracing::error!(shard = self.id.0, "the shard log failed, its partitions only serve fetches now: {reason}");
+        self.metrics.log_failed.set(1);
+        self.log.fail();
+        let tokens = self.acks.borrow_mut().fail();
+        produce::waits_over(self, &tokens, false);
+        self.flush_touched();
+        self.memory_freed.raise();
+        self.flush_wanted.raise();
+    }
+
+    /// Once per 100 ms: gauges, overdue produces, the connection that holds most memory when it runs short.
+    pub(crate) fn sweep(&self) {
+        produce::answer_overdue(self);
+        self.flush_touched();
+        self.close_stalled();
+        let store = self.store.borrow();
+        let blocks = store.blocks();
+        self.metrics.block_bytes.set(blocks.bytes_in_use() as u64);
+        self.metrics.dirty_bytes.set(blocks.bytes_dirty() as u64);
+        self.metrics.pinned_bytes.set(blocks.bytes_pinned() as u64);
+        self.metrics.partitions.set(store.partition_count() as u64);
+        let pulse = self.clock.pulse();
+        self.metrics.stall_max_us.raise(pulse.stall_max().as_micros() as u64);
+    }
+
+    /// When replies pin too much memory, the one that has been stalled longest is given up with its connection.
+    fn close_stalled(&self) {
+        let (pinned, all) = {
+            let store = self.store.borrow();
+            (store.blocks().bytes_pinned(), store.blocks().bytes_max())
+        };
+        if pinned < all / 2 {
+            return;
+        }
+        let stalled = self
+            .connections
+            .borrow()
+            .values()
+            .filter_map(|connection| connection.blocked_since().map(|since| (since, Rc::clone(connection))))
+            .min_by_key(|(since, _)| *since);
+        if let Some((_, connection)) = stalled {
+            tracing::warn!(
+                shard = self.id.0, peer = %connection.peer,
+                "connection closed: its unread replies hold memory that is short"
+            );
+            self.metrics.connections_refused_total.add(1);
+            connection.close(self);
+        }
+    }
+}
