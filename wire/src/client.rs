@@ -13,6 +13,7 @@ mod fetcher;
 mod lane;
 mod producer;
 mod routes;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
