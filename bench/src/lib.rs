@@ -1,1 +1,19 @@
-//! The benchmark harness.
+//! The benchmark harness: what Ringmain does, and the limits of the machine that the figures are divided by.
+//!
+//! Limits: [`disk`] (raw O_DIRECT writes, reads and syncs) and [`echo`] (TCP round trips and streams on loopback), both
+//! through a bare glommio executor set up as the broker sets up its own. Load: [`produce`] and [`consume`], against a
+//! running broker. Each has a plain `…Args` with defaults, a `run` that blocks, and a `…Report` that serialises to one
+//! JSON line ([`report::json_line`]). `run` starts its own threads and runtimes: call it outside any async runtime.
+//!
+//! Read in this order: [`histogram`], [`payload`], [`verify`], [`scrape`], [`disk`], [`echo`], then `load`, [`produce`],
+//! [`consume`]. `bench/README.md` says what each figure means.
+
+mod device;
+pub mod disk;
+#[expect(unsafe_code, reason = "io_uring_setup and io_uring_register have no safe face")]
+mod executor;
+pub mod histogram;
+pub mod payload;
+pub mod report;
+pub mod scrape;
+pub mod verify;
