@@ -10,6 +10,7 @@
 
 mod device;
 pub mod disk;
+pub mod echo;
 #[expect(unsafe_code, reason = "io_uring_setup and io_uring_register have no safe face")]
 mod executor;
 pub mod histogram;
