@@ -119,6 +119,8 @@ impl Rounds {
         measured.written.add(bytes, seconds);
         measured.bytes_written += bytes;
 
+        // Their memory is what the reads are given: buffers from the heap would cost page faults.
+        drop(buffers);
         let read_bytes = write_bytes.min(self.read_bytes_max / BLOCK_BYTES * BLOCK_BYTES);
         let reads = self.cursor(written / read_bytes as u64 * read_bytes as u64, read_bytes, true);
         let (bytes, seconds) = read_run(&file, reads, read_bytes, self.args.depth).await?;
