@@ -27,6 +27,16 @@ pub const PRODUCE_BATCHES_MAX: usize = 1024;
 pub const FETCH_PARTITIONS_MAX: usize = 256;
 /// Default and largest byte budget of one fetch: what a reply may pin or read.
 pub const FETCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Most tags in the filter of a fetch: each record that the hash lets through is compared with them.
+pub const FETCH_TAGS_MAX: usize = 64;
+/// Longest tag.
+pub const TAG_BYTES_MAX: usize = 1024;
+/// Most topics that one metadata request names; all are asked for by naming none.
+pub const METADATA_TOPICS_MAX: usize = 4096;
+/// Longest client name and name of a sign-in mechanism: they go to logs.
+pub const CLIENT_NAME_BYTES_MAX: usize = 256;
+/// Most bytes of a sign-in step.
+pub const SIGN_IN_BYTES_MAX: usize = 16 * 1024;
 /// Longest long poll: below the idle timeout of common load balancers.
 pub const FETCH_WAIT_MS_MAX: u32 = 30_000;
 

@@ -1,0 +1,212 @@
+//! Metadata: brokers with their ports, topics with their partitions and owners.
+
+use ringmain_core::ids::{Durability, Epoch, TopicId};
+use ringmain_core::limits::{METADATA_TOPICS_MAX, TOPIC_NAME_BYTES_MAX};
+
+use crate::error_code::ErrorCode;
+use crate::frame::FrameEncoder;
+use crate::message::{Builder, BuiltBody, DecodeError, build_durability, build_texts, decode_durability, decode_texts};
+use crate::schema;
+
+/// A metadata request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetadataRequest {
+    /// Topics by name; none = all.
+    pub topics: Vec<String>,
+    /// Answer without topics when the version is still this one; 0 = always answer in full.
+    pub known_version: u64,
+}
+
+/// A broker and its ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokerMetadata {
+    /// Number of the broker in its cluster.
+    pub broker_id: u32,
+    /// Name or address that clients reach it by.
+    pub host: String,
+    /// Common port: any shard answers.
+    pub port: u16,
+    /// Port of each shard by its index; may be empty.
+    pub direct_ports: Vec<u16>,
+}
+
+/// One partition and who owns it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartitionMetadata {
+    /// Number of the partition.
+    pub partition: u32,
+    /// Its store.
+    pub store: u32,
+    /// The broker that has it.
+    pub broker_id: u32,
+    /// The shard of that broker.
+    pub shard: u16,
+    /// Epoch of the owner.
+    pub leader_epoch: Epoch,
+    /// Brokers with copies; empty in this version.
+    pub replicas: Vec<u32>,
+}
+
+/// A topic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopicMetadata {
+    /// Its name.
+    pub name: String,
+    /// Its number, never reused.
+    pub topic_id: TopicId,
+    /// `OK`, or `TOPIC_NOT_FOUND` for a name that was asked for and is not there.
+    pub code: ErrorCode,
+    /// Number of stores.
+    pub stores: u32,
+    /// Level of produces that leave the choice to the topic.
+    pub durability_default: Durability,
+    /// Produces that ask for less get this.
+    pub durability_floor: Durability,
+    /// Its partitions by number.
+    pub partitions: Vec<PartitionMetadata>,
+    /// Milliseconds since the Unix epoch.
+    pub created_ms: i64,
+}
+
+/// What a broker or master knows of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// Rises with each change.
+    pub version: u64,
+    /// Which cluster.
+    pub cluster_id: u64,
+    /// All brokers.
+    pub brokers: Vec<BrokerMetadata>,
+    /// The topics asked for.
+    pub topics: Vec<TopicMetadata>,
+    /// Whether `memory` acks survive the death of the broker process.
+    pub survives_process_kill: bool,
+}
+
+impl MetadataRequest {
+    pub(crate) fn decode(body: &schema::MetadataRequest<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            topics: decode_texts("topics", body.topics(), METADATA_TOPICS_MAX, TOPIC_NAME_BYTES_MAX)?,
+            known_version: body.known_version(),
+        })
+    }
+
+    pub(crate) fn build(&self, builder: &mut Builder) -> BuiltBody {
+        let topics = build_texts(builder, &self.topics);
+        let args = schema::MetadataRequestArgs { topics, known_version: self.known_version };
+        (schema::Body::MetadataRequest, schema::MetadataRequest::create(builder, &args).as_union_value())
+    }
+}
+
+impl Metadata {
+    /// The topic of this name, if it is there and well.
+    #[must_use]
+    pub fn topic(&self, name: &str) -> Option<&TopicMetadata> {
+        self.topics.iter().find(|topic| topic.name == name && topic.code.is_ok())
+    }
+
+    pub(crate) fn decode(body: &schema::MetadataResponse<'_>) -> Result<Self, DecodeError> {
+        let brokers = body.brokers().into_iter().flatten().map(|broker| BrokerMetadata {
+            broker_id: broker.broker_id(),
+            host: broker.host().to_owned(),
+            port: broker.port(),
+            direct_ports: broker.direct_ports().into_iter().flatten().collect(),
+        });
+        let topics = body.topics().into_iter().flatten().map(|topic| TopicMetadata::decode(&topic));
+        Ok(Self {
+            version: body.version(),
+            cluster_id: body.cluster_id(),
+            brokers: brokers.collect(),
+            topics: topics.collect::<Result<_, _>>()?,
+            survives_process_kill: body.survives_process_kill(),
+        })
+    }
+}
+
+impl TopicMetadata {
+    pub(crate) fn decode(topic: &schema::TopicMetadata<'_>) -> Result<Self, DecodeError> {
+        let partitions = topic.partitions().into_iter().flatten().map(|partition| PartitionMetadata {
+            partition: partition.partition(),
+            store: partition.store(),
+            broker_id: partition.broker_id(),
+            shard: partition.shard(),
+            leader_epoch: Epoch(partition.leader_epoch()),
+            replicas: partition.replicas().into_iter().flatten().collect(),
+        });
+        Ok(Self {
+            name: topic.name().to_owned(),
+            topic_id: TopicId(topic.topic_id()),
+            code: ErrorCode(topic.code()),
+            stores: topic.stores(),
+            durability_default: decode_durability("durability_default", topic.durability_default())?,
+            durability_floor: decode_durability("durability_floor", topic.durability_floor())?,
+            partitions: partitions.collect(),
+            created_ms: topic.created_ms(),
+        })
+    }
+
+    pub(crate) fn build(&self, builder: &mut Builder) -> flatbuffers::WIPOffset<schema::TopicMetadata<'static>> {
+        let partitions: Vec<_> = self
+            .partitions
+            .iter()
+            .map(|partition| {
+                let replicas = (!partition.replicas.is_empty()).then(|| builder.create_vector(&partition.replicas));
+                let args = schema::PartitionMetadataArgs {
+                    partition: partition.partition,
+                    store: partition.store,
+                    broker_id: partition.broker_id,
+                    shard: partition.shard,
+                    leader_epoch: partition.leader_epoch.0,
+                    replicas,
+                };
+                schema::PartitionMetadata::create(builder, &args)
+            })
+            .collect();
+        let partitions = builder.create_vector(&partitions);
+        let name = builder.create_string(&self.name);
+        let args = schema::TopicMetadataArgs {
+            name: Some(name),
+            topic_id: self.topic_id.0,
+            code: self.code.0,
+            stores: self.stores,
+            durability_default: build_durability(self.durability_default),
+            durability_floor: build_durability(self.durability_floor),
+            partitions: Some(partitions),
+            created_ms: self.created_ms,
+        };
+        schema::TopicMetadata::create(builder, &args)
+    }
+}
+
+/// Appends the frame that answers a metadata request.
+pub fn encode_metadata(encoder: &mut FrameEncoder, correlation_id: u64, metadata: &Metadata, out: &mut Vec<u8>) {
+    encoder.head(correlation_id, 0, out, |builder| {
+        let brokers: Vec<_> = metadata
+            .brokers
+            .iter()
+            .map(|broker| {
+                let host = builder.create_string(&broker.host);
+                let direct_ports =
+                    (!broker.direct_ports.is_empty()).then(|| builder.create_vector(&broker.direct_ports));
+                let args = schema::BrokerMetadataArgs {
+                    broker_id: broker.broker_id,
+                    host: Some(host),
+                    port: broker.port,
+                    direct_ports,
+                };
+                schema::BrokerMetadata::create(builder, &args)
+            })
+            .collect();
+        let brokers = builder.create_vector(&brokers);
+        let topics: Vec<_> = metadata.topics.iter().map(|topic| topic.build(builder)).collect();
+        let topics = builder.create_vector(&topics);
+        let args = schema::MetadataResponseArgs {
+            version: metadata.version,
+            cluster_id: metadata.cluster_id,
+            brokers: Some(brokers),
+            topics: Some(topics),
+            survives_process_kill: metadata.survives_process_kill,
+        };
+        (schema::Body::MetadataResponse, schema::MetadataResponse::create(builder, &args).as_union_value())
+    });
+}
