@@ -18,7 +18,7 @@
 
 use flatbuffers::{InvalidFlatbuffer, VerifierOptions};
 use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchError, BatchHeader, FLAG_SPARSE, check_crc};
-use ringmain_core::ids::Offset;
+use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::limits::{BATCH_ALIGN_BYTES, BATCH_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX};
 
 use crate::error_code::ErrorCode;
@@ -84,6 +84,9 @@ pub enum InvalidBatch {
     /// A record or key past its limit.
     #[error("record {0} of the batch is larger than {RECORD_BYTES_MAX} bytes, or its key than {KEY_BYTES_MAX}")]
     RecordTooLarge(u32),
+    /// A batch of another partition than the one it was fetched for.
+    #[error("batch belongs to partition {0}")]
+    Partition(PartitionKey),
     /// Indexes of a sparse batch that do not rise or go past the last offset there is.
     #[error("indexes of the sparse batch do not rise")]
     Indexes,
@@ -160,6 +163,14 @@ impl<'a> BatchView<'a> {
     #[must_use]
     pub const fn record_count(&self) -> u32 {
         self.header.record_count
+    }
+
+    /// Offsets of the first and of the last record.
+    #[must_use]
+    pub fn offset_range(&self) -> (Offset, Offset) {
+        let last = self.header.record_count.saturating_sub(1) as usize;
+        let offset = |index| self.header.base_offset.plus(self.offset_delta(index).unwrap_or_default().into());
+        (offset(0), offset(last))
     }
 
     /// The records in the order of their offsets.

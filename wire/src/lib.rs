@@ -5,6 +5,8 @@
 
 pub mod batch;
 pub mod batch_builder;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod error_code;
 pub mod fetch;
 pub mod frame;

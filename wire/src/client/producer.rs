@@ -1,0 +1,280 @@
+//! The producer: records in, batches out, order per partition kept.
+//!
+//! Each partition has a [`Lane`] with one batch under way at a time; while it is, the next one fills. Batches of different
+//! partitions are under way side by side, on the connections of their shards. What may succeed later is tried again until
+//! `retry_for` has passed since the batch was opened. When a connection is lost, the fate of the batch on it is not known:
+//! it is sent again, and its records may then be stored twice, one behind the other. Nothing acked is lost or
+//! reordered by that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ringmain_core::ids::{Durability, PartitionKey, TopicId};
+use tokio::sync::Semaphore;
+
+use crate::batch::ENTRY_BYTES;
+use crate::client::backoff::Backoff;
+use crate::client::error::ClientError;
+use crate::client::lane::{Delivered, Delivery, Lane, ReadyBatch};
+use crate::client::routes::{Routes, TopicRoute};
+use crate::message::{Request, Response};
+use crate::produce::ProduceRequest;
+use crate::record::NewRecord;
+use crate::tag::partition_of_key;
+
+/// How much later than the broker's own time-out the client gives a connection up.
+const ANSWER_GRACE: Duration = Duration::from_secs(5);
+
+/// How a producer batches, waits and retries.
+#[derive(Clone, Debug)]
+pub struct ProducerConfig {
+    /// Level at which to ack; `None` = the topic's default.
+    pub durability: Option<Durability>,
+    /// A batch is full at this size.
+    pub batch_bytes: usize,
+    /// How long a batch that is not full waits for more records, unless the one before it is still under way.
+    pub linger: Duration,
+    /// Bytes of records that may wait for their ack; then [`Producer::send`] waits.
+    pub buffer_bytes: usize,
+    /// Requests that may be under way, over all partitions; of one partition it is always one.
+    pub requests_in_flight: usize,
+    /// How long a batch is tried, from when it was opened; a last attempt is always made.
+    pub retry_for: Duration,
+}
+
+impl Default for ProducerConfig {
+    fn default() -> Self {
+        Self {
+            durability: None,
+            batch_bytes: 256 * 1024,
+            linger: Duration::from_millis(1),
+            buffer_bytes: 32 * 1024 * 1024,
+            requests_in_flight: 64,
+            retry_for: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a producer has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProducerStats {
+    /// Records taken by `send`.
+    pub records: u64,
+    /// Records acked.
+    pub records_acked: u64,
+    /// Records given up.
+    pub records_failed: u64,
+    /// Bytes of keys, values and headers of the acked records.
+    pub payload_bytes_acked: u64,
+    /// Requests sent again.
+    pub retries: u64,
+}
+
+/// Sends records to one topic. Share it by reference or `Arc`. It keeps to the number of partitions that the topic had
+/// when it was made, so that keys keep their partition as long as it lives. When it is dropped without
+/// [`close`](Self::close), what it has taken is still sent, but nobody learns the outcome.
+pub struct Producer {
+    shared: Arc<Shared>,
+    lanes: Vec<Arc<Lane>>,
+    /// Partition of records without key.
+    sticky: AtomicU32,
+}
+
+struct Shared {
+    routes: Arc<Routes>,
+    topic: String,
+    topic_id: TopicId,
+    config: ProducerConfig,
+    buffer: Semaphore,
+    requests: Semaphore,
+    records: AtomicU64,
+    records_acked: AtomicU64,
+    records_failed: AtomicU64,
+    payload_bytes_acked: AtomicU64,
+    retries: AtomicU64,
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        for lane in &self.lanes {
+            lane.close();
+        }
+    }
+}
+
+impl Producer {
+    pub(crate) fn new(routes: Arc<Routes>, route: &TopicRoute, mut config: ProducerConfig) -> Self {
+        // Semaphores count in u32; no buffer is larger than that can say.
+        config.buffer_bytes = config.buffer_bytes.clamp(1, u32::MAX as usize);
+        let topic_id = route.topic.topic_id;
+        let lanes = route.topic.partitions.iter().map(|partition| {
+            let key = PartitionKey { topic: topic_id, partition: partition.partition };
+            Arc::new(Lane::new(key, config.batch_bytes, config.linger))
+        });
+        let lanes = lanes.collect();
+        let shared = Shared {
+            routes,
+            topic: route.topic.name.clone(),
+            topic_id,
+            buffer: Semaphore::new(config.buffer_bytes),
+            requests: Semaphore::new(config.requests_in_flight.max(1)),
+            config,
+            records: AtomicU64::new(0),
+            records_acked: AtomicU64::new(0),
+            records_failed: AtomicU64::new(0),
+            payload_bytes_acked: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared), lanes, sticky: AtomicU32::new(0) }
+    }
+
+    /// Number of partitions it sends to.
+    #[must_use]
+    pub fn partitions(&self) -> u32 {
+        self.lanes.len() as u32
+    }
+
+    /// Takes a record, waiting while the buffer is full. Without `partition` the key decides; without key too, records go
+    /// to one partition until its batch is full, then to the next. Records that one task sends to one partition keep
+    /// their order. The record's fate is in the [`Delivery`], which need not be awaited.
+    pub async fn send(&self, record: &NewRecord<'_>, partition: Option<u32>) -> Result<Delivery, ClientError> {
+        let payload_bytes = payload_bytes(record);
+        let buffered_bytes = (payload_bytes + ENTRY_BYTES).min(self.shared.config.buffer_bytes);
+        let partition = self.choose(record, partition);
+        let topic = &self.shared.topic;
+        let no_partition = || ClientError::NoPartition { topic: topic.clone(), partition };
+        let lane = self.lanes.get(partition as usize).ok_or_else(no_partition)?;
+
+        let permit = self.shared.buffer.acquire_many(buffered_bytes as u32).await.map_err(|_| ClientError::Closed)?;
+        let pushed = lane.push(record, payload_bytes as u64, buffered_bytes)?;
+        // The batch gives it back when its fate is known.
+        permit.forget();
+        self.shared.records.fetch_add(1, Ordering::Relaxed);
+        if pushed.sealed {
+            let next = (partition + 1) % self.partitions();
+            // Lost races are harmless: somebody else has moved on.
+            let _ = self.sticky.compare_exchange(partition, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        if pushed.first {
+            tokio::spawn(run_lane(Arc::clone(&self.shared), Arc::clone(lane)));
+        }
+        Ok(pushed.delivery)
+    }
+
+    fn choose(&self, record: &NewRecord<'_>, partition: Option<u32>) -> u32 {
+        match (partition, record.key) {
+            (Some(partition), _) => partition,
+            (None, Some(key)) => partition_of_key(key, self.partitions()),
+            (None, None) => self.sticky.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sends what was taken so far without lingering, and waits until all of it is acked or given up. The first failure
+    /// is the result.
+    pub async fn flush(&self) -> Result<(), ClientError> {
+        // All lanes first, so that they are sent side by side.
+        let flushing: Vec<_> = self.lanes.iter().map(|lane| lane.flush()).collect();
+        let mut result = Ok(());
+        for fates in flushing {
+            result = result.and(fates.wait().await);
+        }
+        result
+    }
+
+    /// Flushes and ends the producer.
+    pub async fn close(self) -> Result<ProducerStats, ClientError> {
+        self.flush().await?;
+        Ok(self.stats())
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn stats(&self) -> ProducerStats {
+        let shared = &self.shared;
+        ProducerStats {
+            records: shared.records.load(Ordering::Relaxed),
+            records_acked: shared.records_acked.load(Ordering::Relaxed),
+            records_failed: shared.records_failed.load(Ordering::Relaxed),
+            payload_bytes_acked: shared.payload_bytes_acked.load(Ordering::Relaxed),
+            retries: shared.retries.load(Ordering::Relaxed),
+        }
+    }
+}
+
+fn payload_bytes(record: &NewRecord<'_>) -> usize {
+    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let tag = record.tag.map_or(0, str::len);
+    record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + tag
+}
+
+/// Sends the batches of one lane, one after the other.
+async fn run_lane(shared: Arc<Shared>, lane: Arc<Lane>) {
+    while let Some(batch) = lane.next().await {
+        let fate = shared.deliver(&batch, lane.partition()).await;
+        if fate.is_ok() {
+            shared.records_acked.fetch_add(batch.records, Ordering::Relaxed);
+            shared.payload_bytes_acked.fetch_add(batch.payload_bytes, Ordering::Relaxed);
+        } else {
+            shared.records_failed.fetch_add(batch.records, Ordering::Relaxed);
+        }
+        batch.decide(fate);
+        shared.buffer.add_permits(batch.buffered_bytes);
+    }
+}
+
+impl Shared {
+    /// Tries to get a batch stored until it is, can't be, or `retry_for` has passed.
+    async fn deliver(&self, batch: &ReadyBatch, partition: u32) -> Result<Delivered, ClientError> {
+        let mut backoff = Backoff::until(batch.opened + self.config.retry_for);
+        loop {
+            let route = self.routes.route(&self.topic).await;
+            let error = match &route {
+                Err(error) => error.clone(),
+                Ok(route) => match self.attempt(route, batch, partition).await {
+                    Ok(delivered) => return Ok(delivered),
+                    Err(error) => error,
+                },
+            };
+            let refresh = error.wants_refresh();
+            backoff.wait(error).await?;
+            self.retries.fetch_add(1, Ordering::Relaxed);
+            if refresh && let Ok(route) = &route {
+                // When this fails too, the old route is as good as any.
+                let _ = self.routes.refresh(&self.topic, route).await;
+            }
+        }
+    }
+
+    async fn attempt(&self, route: &TopicRoute, batch: &ReadyBatch, partition: u32) -> Result<Delivered, ClientError> {
+        if route.topic.topic_id != self.topic_id {
+            // The name has been given to another topic; its records are not ours.
+            return Err(ClientError::server(crate::ErrorCode::TOPIC_NOT_FOUND, "the topic was deleted".into(), 0));
+        }
+        let connection = self.routes.connection_to(route, partition).await?;
+        let _request = self.requests.acquire().await.map_err(|_| ClientError::Closed)?;
+        let timeout = self.routes.config().request_timeout;
+        let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let request = Request::Produce(ProduceRequest { durability: self.config.durability, timeout_ms });
+        let pending = connection.start(&request, vec![batch.bytes.clone()], timeout + ANSWER_GRACE).await?;
+        let outcomes = match pending.await?.into_result()?.response {
+            Response::Produce(outcomes) => outcomes,
+            other => return Err(ClientError::unexpected("produce", &other)),
+        };
+        let key = PartitionKey { topic: self.topic_id, partition };
+        match outcomes.as_slice() {
+            [outcome] if outcome.key == key && outcome.code.is_ok() => Ok(Delivered {
+                partition,
+                offset: outcome.base_offset,
+                level: outcome.level,
+                leader_epoch: outcome.leader_epoch,
+                flushed_end: outcome.flushed_end,
+                synced_end: outcome.synced_end,
+            }),
+            [outcome] if outcome.key == key => {
+                Err(ClientError::server(outcome.code, outcome.message.clone(), outcome.retry_after_ms))
+            }
+            _ => Err(ClientError::Protocol(format!("the ack of one batch of {key} has {} others", outcomes.len()))),
+        }
+    }
+}
