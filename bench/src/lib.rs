@@ -8,13 +8,21 @@
 //! Read in this order: [`histogram`], [`payload`], [`verify`], [`scrape`], [`disk`], [`echo`], then `load`, [`produce`],
 //! [`consume`]. `bench/README.md` says what each figure means.
 
+mod cluster;
+pub mod consume;
 mod device;
 pub mod disk;
 pub mod echo;
 #[expect(unsafe_code, reason = "io_uring_setup and io_uring_register have no safe face")]
 mod executor;
+#[cfg(test)]
+mod fake_broker;
 pub mod histogram;
+mod load;
 pub mod payload;
+pub mod produce;
+mod reader;
 pub mod report;
 pub mod scrape;
+mod session;
 pub mod verify;

@@ -6,8 +6,91 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
+use crate::histogram::Percentiles;
+use crate::scrape::BrokerSample;
+use crate::verify::Findings;
+
 /// Bytes in a megabyte of every `mb_per_s`: the decimal one, as disks and networks are sold.
 pub const MB: f64 = 1e6;
+
+/// What every run of load reports: the same fields for produce and consume, so that tools need one parser.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Records acked, or read, within `seconds`.
+    pub records: u64,
+    /// Bytes of their values, before any compression.
+    pub payload_bytes: u64,
+    /// The measured time.
+    pub seconds: f64,
+    /// `records / seconds`.
+    pub records_per_s: f64,
+    /// `payload_bytes / seconds`, in 10^6 bytes.
+    pub mb_per_s: f64,
+    /// Half of the operations are faster.
+    pub p50_us: f64,
+    /// One in 100 is slower.
+    pub p99_us: f64,
+    /// One in 1000 is slower.
+    pub p999_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+    /// Acked records that are not there.
+    pub lost: u64,
+    /// Records that are there more than once.
+    pub duplicated: u64,
+    /// Records behind one that was sent later, or at another offset than acked.
+    pub reordered: u64,
+    /// Records whose bytes are not those sent.
+    pub corrupt: u64,
+    /// Records that were never sent, or were refused.
+    pub unexpected: u64,
+    /// Bytes that the broker wrote to its device for these records; null when neither its HTTP address nor its process
+    /// id is known.
+    pub device_bytes_written: Option<u64>,
+    /// CPU seconds that the broker took for them, flushing included.
+    pub broker_cpu_s: Option<f64>,
+    /// Resident bytes of the broker when the load ended, arena included.
+    pub broker_rss_bytes: Option<u64>,
+    /// CPU seconds that the clients took: on one machine they are missing from the broker.
+    pub client_cpu_s: f64,
+}
+
+impl Figures {
+    /// Fills in counts, time, rates and latencies.
+    pub(crate) fn measured(records: u64, payload_bytes: u64, seconds: f64, latencies: Percentiles) -> Self {
+        Self {
+            records,
+            payload_bytes,
+            seconds: rounded(seconds, 3),
+            records_per_s: rounded(records as f64 / seconds, 1),
+            mb_per_s: mb_per_s(payload_bytes, seconds),
+            p50_us: latencies.p50_us,
+            p99_us: latencies.p99_us,
+            p999_us: latencies.p999_us,
+            max_us: latencies.max_us,
+            ..Self::default()
+        }
+    }
+
+    /// Adds what was found wrong.
+    pub(crate) fn set_findings(&mut self, findings: Findings) {
+        (self.lost, self.duplicated, self.reordered) = (findings.lost, findings.duplicated, findings.reordered);
+        (self.corrupt, self.unexpected) = (findings.corrupt, findings.unexpected);
+    }
+
+    /// Adds what the broker spent.
+    pub(crate) fn set_broker(&mut self, spent: &BrokerSample, resident_bytes: Option<u64>) {
+        self.device_bytes_written = spent.device_bytes_written;
+        self.broker_cpu_s = spent.cpu_s.map(|seconds| rounded(seconds, 2));
+        self.broker_rss_bytes = resident_bytes;
+    }
+
+    /// Whether no record was lost, duplicated, reordered, corrupt or unexpected.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.lost + self.duplicated + self.reordered + self.corrupt + self.unexpected == 0
+    }
+}
 
 /// The report as one line of JSON, without a line end.
 ///

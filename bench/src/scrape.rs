@@ -103,7 +103,8 @@ pub fn http_get(address: &str, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&resolved, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n")?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
     let answer = String::from_utf8(answer).context("the answer is not text")?;
@@ -229,8 +230,12 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut request = [0; 512];
-            let _ = stream.read(&mut request).unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
             write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{METRICS}", METRICS.len()).unwrap();
         });
         let sample = Broker { http: Some(address), pid: None }.sample().unwrap();

@@ -3,7 +3,8 @@
 //! Each producer numbers its records per partition (`sequence`, see [`crate::payload`]). A [`PartitionLedger`] is what
 //! one producer knows about one partition: which sequences were acked at which offsets, which were refused, and of
 //! which nothing is known (timed out, connection lost). It is kept by the thread of its client, without locks.
-//! [`check_acks`] lays the ledgers of one partition side by side; [`ReadBack`] compares them with what a consumer gets.
+//! [`check_acks`] lays the ledgers of one partition side by side; a [`ReadBack`] collects what a consumer gets of the
+//! partition and compares it with the ledgers at the end, so that reading can go on while producing does.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -33,6 +34,20 @@ impl Findings {
     }
 }
 
+impl Findings {
+    /// The larger of both counts each: two looks at the same records.
+    #[must_use]
+    pub fn worst(self, other: Self) -> Self {
+        Self {
+            lost: self.lost.max(other.lost),
+            duplicated: self.duplicated.max(other.duplicated),
+            reordered: self.reordered.max(other.reordered),
+            corrupt: self.corrupt.max(other.corrupt),
+            unexpected: self.unexpected.max(other.unexpected),
+        }
+    }
+}
+
 impl AddAssign for Findings {
     fn add_assign(&mut self, other: Self) {
         self.lost += other.lost;
@@ -43,9 +58,9 @@ impl AddAssign for Findings {
     }
 }
 
-/// Acked records: `sequence + i` stands at `base_offset + i`.
+/// Records that stand together: `sequence + i` at `base_offset + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Acked {
+struct Placed {
     sequence: u64,
     base_offset: u64,
     count: u64,
@@ -62,7 +77,7 @@ struct Span {
 /// one entry, however long it runs; producers that share one need 24 bytes a batch.
 #[derive(Clone, Debug, Default)]
 pub struct PartitionLedger {
-    acked: Vec<Acked>,
+    acked: Vec<Placed>,
     refused: Vec<Span>,
     unknown: Vec<Span>,
     next_sequence: u64,
@@ -85,7 +100,7 @@ impl PartitionLedger {
             last.count += count;
             return;
         }
-        self.acked.push(Acked { sequence, base_offset, count });
+        self.acked.push(Placed { sequence, base_offset, count });
     }
 
     /// The broker said that it did not take them.
@@ -156,104 +171,102 @@ pub fn check_acks<'a>(ledgers: impl Iterator<Item = &'a PartitionLedger>, log_st
     findings
 }
 
-/// What a consumer gets of one partition, in its order, against the ledgers.
-#[derive(Debug)]
+/// What a consumer gets of one partition, in its order.
+#[derive(Clone, Debug)]
 pub struct ReadBack {
     run: u32,
     producers: BTreeMap<u32, ProducerReadBack>,
     findings: Findings,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 struct ProducerReadBack {
-    ledger: PartitionLedger,
-    /// Bit n: sequence n was read.
-    seen: Vec<u64>,
-    /// One past the highest sequence read.
-    end: u64,
+    /// Sorted by sequence, no sequence twice; neighbours that join are merged.
+    seen: Vec<Placed>,
 }
 
 impl ReadBack {
-    /// `ledgers` are all producers of the partition in run `run`.
+    /// Nothing read yet of a partition that run `run` produced to.
     #[must_use]
-    pub fn new(run: u32, ledgers: impl IntoIterator<Item = (u32, PartitionLedger)>) -> Self {
-        let mut producers = BTreeMap::new();
-        for (producer, mut ledger) in ledgers {
-            ledger.acked.sort_unstable_by_key(|span| span.sequence);
-            ledger.refused.sort_unstable_by_key(|span| span.sequence);
-            let words = ledger.next_sequence.div_ceil(64) as usize;
-            producers.insert(producer, ProducerReadBack { ledger, seen: vec![0; words], end: 0 });
-        }
-        Self { run, producers, findings: Findings::default() }
-    }
-
-    /// One past the highest offset acked: read at least up to there.
-    #[must_use]
-    pub fn next_offset(&self) -> u64 {
-        self.producers.values().map(|producer| producer.ledger.next_offset()).max().unwrap_or(0)
+    pub fn new(run: u32) -> Self {
+        Self { run, producers: BTreeMap::new(), findings: Findings::default() }
     }
 
     /// The record at `offset` has this stamp (none: it has no room for one); `intact` says whether its bytes are those
     /// that were sent.
     pub fn record(&mut self, offset: u64, stamp: Option<Stamp>, intact: bool) {
-        let known = stamp.filter(|stamp| stamp.run == self.run);
-        let Some((stamp, producer)) = known.and_then(|stamp| Some((stamp, self.producers.get_mut(&stamp.producer)?)))
-        else {
+        let Some(stamp) = stamp.filter(|stamp| stamp.run == self.run) else {
             self.findings.unexpected += 1;
             return;
         };
-        let sequence = stamp.sequence;
-        if sequence >= producer.ledger.next_sequence || span_of(&producer.ledger.refused, sequence) {
-            self.findings.unexpected += 1;
-            return;
-        }
         if !intact {
             self.findings.corrupt += 1;
         }
-        let (word, bit) = ((sequence / 64) as usize, 1_u64 << (sequence % 64));
-        if producer.seen[word] & bit != 0 {
-            self.findings.duplicated += 1;
+        let seen = &mut self.producers.entry(stamp.producer).or_default().seen;
+        let sequence = stamp.sequence;
+        let end = seen.last().map_or(0, |last| last.sequence + last.count);
+        let one = Placed { sequence, base_offset: offset, count: 1 };
+        if sequence < end {
+            let behind = seen.partition_point(|span| span.sequence <= sequence);
+            if behind > 0 && seen[behind - 1].sequence + seen[behind - 1].count > sequence {
+                self.findings.duplicated += 1;
+            } else {
+                self.findings.reordered += 1;
+                seen.insert(behind, one);
+            }
             return;
         }
-        producer.seen[word] |= bit;
-        let misplaced = producer.ledger.offset_of(sequence).is_some_and(|acked| acked != offset);
-        if sequence < producer.end || misplaced {
-            self.findings.reordered += 1;
+        match seen.last_mut() {
+            Some(last) if sequence == end && last.base_offset + last.count == offset => last.count += 1,
+            _ => seen.push(one),
         }
-        producer.end = producer.end.max(sequence + 1);
     }
 
-    /// Everything was read: what is wrong with it.
+    /// Records that could not be read, since their batch is damaged.
+    pub fn damaged(&mut self, records: u64) {
+        self.findings.corrupt += records;
+    }
+
+    /// Everything was read: what is wrong with it. `ledgers` are those of all producers of the partition.
     #[must_use]
-    pub fn finish(mut self) -> Findings {
-        for producer in self.producers.values() {
-            for span in &producer.ledger.acked {
-                let sequences = span.sequence..span.sequence + span.count;
-                self.findings.lost += sequences.filter(|sequence| !producer.has_seen(*sequence)).count() as u64;
+    pub fn finish<'a>(self, ledgers: impl IntoIterator<Item = (u32, &'a PartitionLedger)>) -> Findings {
+        let mut findings = self.findings;
+        let mut producers = self.producers;
+        for (producer, ledger) in ledgers {
+            let seen = producers.remove(&producer).unwrap_or_default().seen;
+            for acked in &ledger.acked {
+                let mut missing = acked.count;
+                for span in overlaps(&seen, acked.sequence, acked.count) {
+                    missing -= span.count;
+                    if span.base_offset != acked.base_offset + (span.sequence - acked.sequence) {
+                        findings.reordered += span.count;
+                    }
+                }
+                findings.lost += missing;
             }
+            for refused in &ledger.refused {
+                findings.unexpected += counted(overlaps(&seen, refused.sequence, refused.count));
+            }
+            findings.unexpected += counted(overlaps(&seen, ledger.next_sequence, u64::MAX - ledger.next_sequence));
         }
-        self.findings
+        findings.unexpected += producers.values().map(|producer| counted(producer.seen.iter().copied())).sum::<u64>();
+        findings
     }
 }
 
-impl ProducerReadBack {
-    fn has_seen(&self, sequence: u64) -> bool {
-        self.seen[(sequence / 64) as usize] & (1 << (sequence % 64)) != 0
-    }
+fn counted(spans: impl Iterator<Item = Placed>) -> u64 {
+    spans.map(|span| span.count).sum()
 }
 
-impl PartitionLedger {
-    /// Where `sequence` was acked; the spans must be sorted.
-    fn offset_of(&self, sequence: u64) -> Option<u64> {
-        let behind = self.acked.partition_point(|span| span.sequence <= sequence);
-        let span = self.acked[..behind].last()?;
-        (sequence < span.sequence + span.count).then(|| span.base_offset + (sequence - span.sequence))
-    }
-}
-
-fn span_of(spans: &[Span], sequence: u64) -> bool {
-    let behind = spans.partition_point(|span| span.sequence <= sequence);
-    spans[..behind].last().is_some_and(|span| sequence < span.sequence + span.count)
+/// The parts of the sorted `spans` that lie within the `count` sequences from `sequence` on.
+fn overlaps(spans: &[Placed], sequence: u64, count: u64) -> impl Iterator<Item = Placed> {
+    let end = sequence + count;
+    let first = spans.partition_point(|span| span.sequence + span.count <= sequence);
+    spans[first..].iter().take_while(move |span| span.sequence < end).map(move |span| {
+        let from = span.sequence.max(sequence);
+        let to = (span.sequence + span.count).min(end);
+        Placed { sequence: from, base_offset: span.base_offset + (from - span.sequence), count: to - from }
+    })
 }
 
 #[cfg(test)]

@@ -17,11 +17,11 @@ fn stamp(producer: u32, sequence: u64) -> Option<Stamp> {
 }
 
 fn read_back(ledgers: [PartitionLedger; 2], records: &[(u64, u32, u64)]) -> Findings {
-    let mut read = ReadBack::new(RUN, [(0, ledgers[0].clone()), (1, ledgers[1].clone())]);
+    let mut read = ReadBack::new(RUN);
     for (offset, producer, sequence) in records {
         read.record(*offset, stamp(*producer, *sequence), true);
     }
-    read.finish()
+    read.finish([(0, &ledgers[0]), (1, &ledgers[1])])
 }
 
 const ALL: [(u64, u32, u64); 6] = [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 0, 2), (5, 0, 3)];
@@ -121,7 +121,7 @@ fn records_never_sent_or_refused_are_unexpected() {
     let mut ledgers = shared();
     let refused = ledgers[0].take(1);
     ledgers[0].refused(refused, 1);
-    let mut read = ReadBack::new(RUN, ledgers.into_iter().enumerate().map(|(i, ledger)| (i as u32, ledger)));
+    let mut read = ReadBack::new(RUN);
     for (offset, producer, sequence) in ALL {
         read.record(offset, stamp(producer, sequence), true);
     }
@@ -130,7 +130,8 @@ fn records_never_sent_or_refused_are_unexpected() {
     read.record(8, stamp(2, 0), true);
     read.record(9, None, true);
     read.record(10, Some(Stamp { run: RUN + 1, ..Stamp::default() }), true);
-    assert_eq!(read.finish(), Findings { unexpected: 5, ..Findings::default() });
+    let findings = read.finish([(0, &ledgers[0]), (1, &ledgers[1])]);
+    assert_eq!(findings, Findings { unexpected: 5, ..Findings::default() });
 }
 
 #[test]
@@ -145,9 +146,23 @@ fn records_of_unknown_fate_may_be_there_or_not() {
 #[test]
 fn other_bytes_than_sent_are_corrupt() {
     let ledgers = shared();
-    let mut read = ReadBack::new(RUN, [(0, ledgers[0].clone()), (1, ledgers[1].clone())]);
+    let mut read = ReadBack::new(RUN);
     for (offset, producer, sequence) in ALL {
         read.record(offset, stamp(producer, sequence), offset != 3);
     }
-    assert_eq!(read.finish(), Findings { corrupt: 1, ..Findings::default() });
+    let findings = read.finish([(0, &ledgers[0]), (1, &ledgers[1])]);
+    assert_eq!(findings, Findings { corrupt: 1, ..Findings::default() });
+}
+
+#[test]
+fn records_out_of_order_are_told_from_duplicates_however_many_there_are() {
+    let mut ledger = PartitionLedger::default();
+    let first = ledger.take(100);
+    ledger.acked(first, 0, 100);
+    let mut read = ReadBack::new(RUN);
+    for sequence in (0..100).rev().chain([7, 50]) {
+        read.record(sequence, stamp(0, sequence), true);
+    }
+    let findings = read.finish([(0, &ledger)]);
+    assert_eq!(findings, Findings { reordered: 99, duplicated: 2, ..Findings::default() });
 }
