@@ -23,7 +23,6 @@ mod tests;
 
 use std::fs::{self, File};
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
@@ -232,7 +231,7 @@ impl Arena {
         self.header.turn += 1;
         if self.file.is_some() {
             let bytes = self.header.encode();
-            self.map.slice_mut(self.header.copy_at(), bytes.len()).copy_from_slice(&bytes);
+            self.map.write(self.header.copy_at(), &bytes);
             // What the caller does next, such as writing the log, must not come before it.
             fence(Ordering::SeqCst);
         }
@@ -271,7 +270,7 @@ impl Arena {
         Word::decode(word).expect("descriptors were checked at the start and are written by us alone")
     }
 
-    fn set_word(&mut self, block: u32, word: Word) {
+    fn set_word(&self, block: u32, word: Word) {
         self.map.word(self.descriptor_at(block)).store(word.encode(), Ordering::Release);
     }
 
@@ -279,7 +278,7 @@ impl Arena {
     ///
     /// # Panics
     /// When the block is not free, its slab not usable, or no slab has such a block of `class`.
-    pub fn take(&mut self, block: u32, topic: TopicId, class: u8, sequence: u64) {
+    pub fn take(&self, block: u32, topic: TopicId, class: u8, sequence: u64) {
         let slot = block as usize % SLAB_SLOTS;
         assert!(descriptor::slots_of(class).is_some_and(|slots| slot < slots), "block {block} of class {class}");
         assert!(block / (SLAB_SLOTS as u32) < self.usable_slabs(), "block {block} is not reserved yet");
@@ -288,7 +287,7 @@ impl Arena {
         let generation = word.next_generation();
         let fields = Fields { topic, sequence, class, generation };
         let at = self.descriptor_at(block) + FIELDS_AT;
-        self.map.slice_mut(at, FIELDS_BYTES).copy_from_slice(&fields.encode());
+        self.map.write(at, &fields.encode());
         self.set_word(block, Word { state: Some(BlockState::Open), generation, committed_bytes: 0 });
     }
 
@@ -296,7 +295,7 @@ impl Arena {
     ///
     /// # Panics
     /// When the block is not open, or committed bytes would fall.
-    pub fn publish(&mut self, block: u32, committed_bytes: u32) {
+    pub fn publish(&self, block: u32, committed_bytes: u32) {
         let word = self.word(block);
         assert_eq!(word.state, Some(BlockState::Open), "block {block} is not open");
         assert!(committed_bytes >= word.committed_bytes, "committed bytes of block {block} would fall");
@@ -308,7 +307,7 @@ impl Arena {
     ///
     /// # Panics
     /// When the block is not open.
-    pub fn seal(&mut self, block: u32) {
+    pub fn seal(&self, block: u32) {
         let word = self.word(block);
         assert_eq!(word.state, Some(BlockState::Open), "block {block} is not open");
         self.set_word(block, Word { state: Some(BlockState::Sealed), ..word });
@@ -318,7 +317,7 @@ impl Arena {
     ///
     /// # Panics
     /// When the block is free already.
-    pub fn free(&mut self, block: u32) {
+    pub fn free(&self, block: u32) {
         let word = self.word(block);
         assert!(word.state.is_some(), "block {block} is freed twice");
         self.set_word(block, Word { state: None, committed_bytes: 0, ..word });
@@ -335,28 +334,28 @@ impl Arena {
         slabs_at(self.header.slab_count) + slab * SLAB_BYTES + slot * bytes
     }
 
-    /// The whole block, whatever of it is committed.
+    /// Committed bytes of a block. They stay as they are until the block is free: don't keep the slice longer.
     ///
     /// # Panics
-    /// When the block is free.
+    /// When the range is not committed.
     #[must_use]
-    pub fn bytes(&self, block: u32) -> &[u8] {
-        assert!(self.word(block).state.is_some(), "block {block} is free");
-        let bytes = self.block_bytes(block);
-        self.map.slice(self.place(block, bytes), bytes)
+    pub fn read(&self, block: u32, at: usize, bytes: usize) -> &[u8] {
+        let committed = self.word(block).committed_bytes as usize;
+        assert!(at <= committed && bytes <= committed - at, "{bytes} bytes at {at} of block {block} are not committed");
+        self.map.slice(self.place(block, self.block_bytes(block)) + at, bytes)
     }
 
-    /// Part of a block, to write. Don't touch committed bytes.
+    /// Copies `from` to `at` of a block, behind its committed bytes.
     ///
     /// # Panics
-    /// When the block is free, or the range reaches past it.
-    pub fn bytes_mut(&mut self, block: u32, range: Range<usize>) -> &mut [u8] {
+    /// When the block is free, or the range reaches past it or under what is committed.
+    pub fn write(&self, block: u32, at: usize, from: &[u8]) {
         let word = self.word(block);
         assert!(word.state.is_some(), "block {block} is free");
-        debug_assert!(range.start >= word.committed_bytes as usize, "committed bytes of block {block} written again");
+        assert!(at >= word.committed_bytes as usize, "committed bytes of block {block} written again");
         let bytes = self.block_bytes(block);
-        assert!(range.start <= range.end && range.end <= bytes, "{range:?} is not in block {block} of {bytes} bytes");
-        self.map.slice_mut(self.place(block, bytes) + range.start, range.len())
+        assert!(at <= bytes && from.len() <= bytes - at, "{} bytes at {at} do not fit block {block}", from.len());
+        self.map.write(self.place(block, bytes) + at, from);
     }
 
     /// All blocks that are not free, in the order they were taken; for adoption.

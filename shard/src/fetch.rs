@@ -16,6 +16,7 @@ use ringmain_wire::fetch::{
 
 use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
+use crate::mesh::Ticket;
 use crate::mesh_message::{MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
@@ -322,7 +323,7 @@ async fn fetch_there(
 }
 
 /// A hop's fetch on the owner: the answer is copied, since blocks are never shared across threads.
-pub(crate) fn fetch_for(shard: &Rc<Shard>, from: ShardId, request: u64, fetch: FetchRequest) {
+pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: FetchRequest) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
         let fetched = fetch_here(&shard, &fetch, || false).await;
@@ -332,6 +333,6 @@ pub(crate) fn fetch_for(shard: &Rc<Shard>, from: ShardId, request: u64, fetch: F
         }
         fetched.release(&shard);
         let payload = Bytes::from(payload);
-        shard.reply_to(from, MeshReply::Fetch { request, outcomes: fetched.outcomes, payload });
+        shard.reply_to(ticket, MeshReply::Fetch { request, outcomes: fetched.outcomes, payload });
     });
 }

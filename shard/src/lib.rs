@@ -1,12 +1,48 @@
 //! The data path of one broker: does what the core crate decides.
+//!
+//! One glommio executor per shard; each thing has one owner and lives on one thread. Read in this order: [`runtime`],
+//! [`clock`], [`net`], [`files`] (the only files that name glommio), then `connection`, `dispatch`, `produce`, `fetch`,
+//! and `flush`, `log_writer`, `start`.
 
+pub mod admin;
 pub mod arena;
+mod broker;
+pub mod catalog;
+mod catch_up;
 pub mod clock;
+mod connection;
+mod control;
+pub mod data_dir;
+mod dispatch;
+mod extent_image;
+mod fetch;
 pub mod files;
+mod flush;
+mod life;
+pub mod log_reader;
+mod log_writer;
+mod mailbox;
+mod memory;
+mod mesh;
+mod mesh_message;
+pub mod metrics;
 pub mod net;
+mod parked;
+pub mod preflight;
+mod produce;
 #[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
 mod raw;
+mod reclaim;
+mod recycle;
+mod routing;
 pub mod runtime;
+mod shard;
+mod signal;
+mod start;
 #[cfg(test)]
 mod test_support;
 pub mod ticker;
+
+pub use admin::AdminService;
+pub use broker::{ArenaChoice, Broker, BrokerAddresses, BrokerConfig, BrokerProbe, Health, StartError, StopError};
+pub use control::{ApplyError, BrokerControl};

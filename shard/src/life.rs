@@ -141,17 +141,17 @@ async fn accept(shard: Rc<Shard>, listener: BoundListener) {
 async fn answer_mesh(shard: Rc<Shard>) {
     loop {
         match shard.mesh.receive().await {
-            Incoming::Request { from, message } => match message {
+            Incoming::Request { ticket, message } => match message {
                 MeshRequest::Produce { request, batches, timeout_ms } => {
-                    produce::produce_for(&shard, ShardId(from), request, &batches, timeout_ms);
+                    produce::produce_for(&shard, ticket, request, &batches, timeout_ms);
                 }
-                MeshRequest::Fetch { request, fetch } => fetch::fetch_for(&shard, ShardId(from), request, fetch),
+                MeshRequest::Fetch { request, fetch } => fetch::fetch_for(&shard, ticket, request, fetch),
                 MeshRequest::Offsets { request, topic, partitions } => {
                     let partitions = dispatch::offsets_of(&shard, topic, &partitions);
-                    shard.reply_to(ShardId(from), MeshReply::Offsets { request, partitions });
+                    shard.reply_to(ticket, MeshReply::Offsets { request, partitions });
                 }
             },
-            Incoming::Reply { message, .. } => match message {
+            Incoming::Reply { message } => match message {
                 MeshReply::Produce { request, outcomes } => produce::hop_done(&shard, request, outcomes),
                 MeshReply::Fetch { request, .. } | MeshReply::Offsets { request, .. } => {
                     shard.hops.arrived(request, message);
@@ -188,6 +188,7 @@ async fn stop(shard: &Rc<Shard>, flusher: Joined<()>) -> Result<(), String> {
         connection.close(shard);
     }
     shard.mailbox.close();
+    shard.mesh.close();
     if result.is_ok() {
         shard.memory.remove().map_err(|error| format!("shard {}: {error}", shard.id))?;
         tracing::info!(shard = shard.id.0, "stopped clean");

@@ -46,16 +46,6 @@ impl MeshRequest {
     }
 }
 
-impl MeshReply {
-    /// Bytes that the reply holds while it is on its way.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            Self::Fetch { payload, .. } => payload.len(),
-            Self::Produce { .. } | Self::Offsets { .. } => 0,
-        }
-    }
-}
-
 /// Hops that a task of this shard waits for.
 #[derive(Default)]
 pub(crate) struct Hops {

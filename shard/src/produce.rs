@@ -16,6 +16,7 @@ use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::produce::{ProduceOutcome, ProduceRequest, encode_produce_response, produced_batches};
 
 use crate::connection::Connection;
+use crate::mesh::Ticket;
 use crate::mesh_message::{MeshReply, MeshRequest};
 use crate::shard::Shard;
 
@@ -29,7 +30,7 @@ pub(crate) enum ReplyTo {
     /// A client of this shard.
     Client { connection: Rc<Connection>, correlation_id: u64 },
     /// Another shard, which has the client.
-    Shard { shard: ShardId, request: u64 },
+    Shard { ticket: Ticket, request: u64 },
 }
 
 /// A produce until it is answered.
@@ -152,12 +153,12 @@ async fn hop(
 /// A hop's produce on the owner. Never waits: a shard always drains its incoming rings.
 pub(crate) fn produce_for(
     shard: &Rc<Shard>,
-    from: ShardId,
+    ticket: Ticket,
     request: u64,
     batches: &[(BatchHeader, Bytes, Durability)],
     timeout_ms: u32,
 ) {
-    let to = ReplyTo::Shard { shard: from, request };
+    let to = ReplyTo::Shard { ticket, request };
     let produce = PendingProduce::new(shard, to, timeout_ms, batches.len());
     for (header, bytes, asked) in batches {
         // Checked by the shard that received them; the topic may have gone meanwhile, which append notices.
@@ -302,8 +303,8 @@ fn answer(shard: &Shard, to: &ReplyTo, outcomes: &[ProduceOutcome]) {
         ReplyTo::Client { connection, correlation_id } => connection.reply(shard, Vec::new(), |encoder, out| {
             encode_produce_response(encoder, *correlation_id, outcomes, out);
         }),
-        ReplyTo::Shard { shard: from, request } => {
-            shard.reply_to(*from, MeshReply::Produce { request: *request, outcomes: outcomes.to_vec() });
+        ReplyTo::Shard { ticket, request } => {
+            shard.reply_to(*ticket, MeshReply::Produce { request: *request, outcomes: outcomes.to_vec() });
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::connection::{Connection, Part};
 use crate::log_writer::LogWriter;
 use crate::mailbox::{Mailbox, ShardCommand};
-use crate::mesh::{Mesh, SendError};
+use crate::mesh::{Mesh, SendError, Ticket};
 use crate::mesh_message::{Hops, MeshReply, MeshRequest};
 use crate::metrics::ShardMetrics;
 use crate::parked::Parked;
@@ -145,9 +145,8 @@ impl Shard {
     }
 
     /// Answers another shard's request; there is always room for it.
-    pub(crate) fn reply_to(&self, shard: ShardId, reply: MeshReply) {
-        let bytes = reply.bytes();
-        self.mesh.send_reply(shard.0, bytes, reply);
+    pub(crate) fn reply_to(&self, ticket: Ticket, reply: MeshReply) {
+        self.mesh.send_reply(ticket, reply);
     }
 
     /// Hands a create or delete of a topic to the master; the answer is a whole frame.

@@ -1,6 +1,8 @@
 //! Mapped memory behind a safe face: the only unsafe code of the arena.
 
+use std::cell::Cell;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,11 +31,15 @@ impl Drop for Region {
     }
 }
 
-/// Memory that one thread reads and writes. References to it borrow the map, so Rust's rules hold inside this process;
-/// other processes are kept out by the file's lock.
+/// Memory that one thread reads and writes; other processes are kept out by the file's lock. Writes go through a shared
+/// reference, since replies read committed batches while others are appended: whoever writes a range must know that
+/// nobody holds a slice of it. The arena does: slices are of committed bytes, which are not written again until the
+/// block is free, or end within the call that made them.
 #[derive(Debug)]
 pub(super) struct Map {
     region: Arc<Region>,
+    /// Not Sync: one thread at a time.
+    _one_thread: PhantomData<Cell<()>>,
 }
 
 impl Map {
@@ -69,7 +75,7 @@ impl Map {
 
     fn of(start: *mut u8, bytes: usize) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = Self { region: Arc::new(Region { start, bytes }) };
+        let map = Self { region: Arc::new(Region { start, bytes }), _one_thread: PhantomData };
         // Children must not keep it alive, and a core dump of gigabytes of records helps nobody. Advice only.
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: the range is the mapping just made, and these advices change no contents in this process.
@@ -86,16 +92,17 @@ impl Map {
     /// `bytes` at `at`, to read.
     pub(super) fn slice(&self, at: usize, bytes: usize) -> &[u8] {
         self.check(at, bytes);
-        // SAFETY: checked to lie in the mapping, which lives as long as `self`; any byte is a valid u8; writes need
-        // `&mut self`, except for the atomic words, which no slice covers (see `word`).
+        // SAFETY: checked to lie in the mapping, which lives as long as `self`; any byte is a valid u8; nothing in the
+        // range is written while the slice is about, see the type; no slice covers an atomic word (see `word`).
         unsafe { std::slice::from_raw_parts(self.region.start.as_ptr().add(at), bytes) }
     }
 
-    /// `bytes` at `at`, to write.
-    pub(super) fn slice_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
-        self.check(at, bytes);
-        // SAFETY: as in `slice`; `&mut self` excludes other references of this map.
-        unsafe { std::slice::from_raw_parts_mut(self.region.start.as_ptr().add(at), bytes) }
+    /// Copies `from` to `at`. Nobody may hold a slice of that range.
+    pub(super) fn write(&self, at: usize, from: &[u8]) {
+        self.check(at, from.len());
+        // SAFETY: checked to lie in the mapping, which lives as long as `self`; `from` is no slice of the range, see the
+        // type; the map is not Sync, so no other thread is here.
+        unsafe { std::ptr::copy(from.as_ptr(), self.region.start.as_ptr().add(at), from.len()) }
     }
 
     /// The atomic word at `at`, a multiple of 8. The arena reaches these eight bytes in no other way.
