@@ -1,10 +1,12 @@
 //! The one binary: parse, run, exit code. 0 = done, 1 = failed, 2 = used wrongly.
 
+mod bench;
 mod budget;
 mod cli;
 mod client;
 mod config;
 mod consume;
+mod launch;
 mod output;
 mod produce;
 mod signals;
@@ -30,10 +32,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Serve(args) => {config::Config::resolve(*args)?; Ok(ExitCode::SUCCESS)}
+        Command::Serve(args) => launch::serve(*args),
         Command::Topic(command) => topic::topic(command).map(|()| ExitCode::SUCCESS),
         Command::Produce(args) => produce::produce(args),
         Command::Consume(args) => consume::consume(args),
-        Command::Bench(_) => Ok(ExitCode::SUCCESS),
+        Command::Bench(command) => bench::bench(command).map(|()| ExitCode::SUCCESS),
     }
 }
