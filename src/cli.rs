@@ -1,10 +1,14 @@
 //! What can be typed: commands, flags and their environment variables. What it means is config.rs's business, and each
 //! command's.
 
+mod bench;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringmain_core::ids::Durability;
+
+pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
 
 use crate::config::{Address, parse_address, parse_durability, parse_log, parse_size};
 
@@ -239,140 +243,6 @@ pub enum Format {
     Json,
 }
 
-/// What to measure.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Send records as fast as they are acked.
-    Produce(BenchProduceArgs),
-    /// Read records as fast as they come.
-    Consume(BenchConsumeArgs),
-    /// Raw O_DIRECT sequential writes, reads, and write + sync latency of a disk.
-    Disk(BenchDiskArgs),
-    /// Raw TCP round trips and streams on loopback.
-    Echo(BenchEchoArgs),
-}
-
-/// Flags of `bench produce`.
-#[derive(Debug, Args)]
-pub struct BenchProduceArgs {
-    /// Topics, made for the run and deleted after it.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub topics: u32,
-    /// Partitions of each topic.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub partitions: u32,
-    /// Bytes of a record.
-    #[arg(long, value_name = "BYTES", default_value = "1KiB", value_parser = parse_size)]
-    pub size: u64,
-    /// Records in a batch.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub batch: u32,
-    /// Connections, each with one batch under way at a time.
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub clients: u32,
-    /// How long to send.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = parse_seconds)]
-    pub seconds: f64,
-    /// memory, flushed or synced.
-    #[arg(long, value_name = "LEVEL", default_value = "memory", value_parser = parse_durability)]
-    pub durability: Durability,
-    /// random, json, or the share of each record that compresses, from 0 to 1.
-    #[arg(long, value_name = "KIND", default_value = "random")]
-    pub compressibility: String,
-    #[command(flatten)]
-    pub output: BenchOutput,
-}
-
-/// Flags of `bench consume`.
-#[derive(Debug, Args)]
-pub struct BenchConsumeArgs {
-    /// Topics, made for the run and deleted after it.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub topics: u32,
-    /// Partitions of each topic.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub partitions: u32,
-    /// Bytes of a record.
-    #[arg(long, value_name = "BYTES", default_value = "1KiB", value_parser = parse_size)]
-    pub size: u64,
-    /// Records in a batch.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub batch: u32,
-    /// Connections that read.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub clients: u32,
-    /// How long to read at most.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = parse_seconds)]
-    pub seconds: f64,
-    /// random, json, or the share of each record that compresses, from 0 to 1.
-    #[arg(long, value_name = "KIND", default_value = "random")]
-    pub compressibility: String,
-    #[command(flatten)]
-    pub output: BenchOutput,
-}
-
-/// What the benches against a broker take.
-#[derive(Debug, Args)]
-pub struct BenchOutput {
-    #[command(flatten)]
-    pub client: ClientArgs,
-    /// The broker's HTTP port, for its CPU, memory and disk figures.
-    #[arg(long, value_name = "HOST:PORT", env = "RINGMAIN_BROKER_HTTP", default_value = "127.0.0.1:8081", value_parser = parse_address)]
-    pub broker_http: Address,
-    /// Print one line of JSON.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `bench disk`.
-#[derive(Debug, Args)]
-pub struct BenchDiskArgs {
-    /// Folder on the disk to measure.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub dir: PathBuf,
-    /// Seconds for each of writes to fresh blocks, to written blocks, and reads.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_seconds)]
-    pub seconds: f64,
-    /// End each of them after so many bytes, if that is earlier.
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
-    pub bytes: Option<u64>,
-    /// Size of the file that is written.
-    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_size)]
-    pub file_bytes: u64,
-    /// Size of one write.
-    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_size)]
-    pub write_bytes: u64,
-    /// Writes at once.
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub depth: usize,
-    /// Rounds.
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub runs: usize,
-    /// Print one line of JSON.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `bench echo`.
-#[derive(Debug, Args)]
-pub struct BenchEchoArgs {
-    /// Bytes each way in a round trip.
-    #[arg(long, value_name = "BYTES", default_value = "1KiB", value_parser = parse_size)]
-    pub size: u64,
-    /// Seconds of round trips.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_seconds)]
-    pub seconds: f64,
-    /// Seconds of streaming; 0 = none.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_seconds)]
-    pub stream_seconds: f64,
-    /// Connections that stream at once.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub streams: usize,
-    /// Print one line of JSON.
-    #[arg(long)]
-    pub json: bool,
-}
-
 fn parse_start(text: &str) -> Result<Start, String> {
     match text {
         "earliest" => Ok(Start::Earliest),
@@ -418,7 +288,8 @@ mod tests {
             "ringmain consume t --partition 0 --from 17 --follow --count 3 --format json",
             "ringmain consume t --from latest --json",
             "ringmain bench produce --topics 2 --size 1024 --compressibility 0.5 --json",
-            "ringmain bench consume --clients 2",
+            "ringmain bench produce --partitions 10 --batch 256 --clients 8 --seconds 5 --durability synced --broker a:1",
+            "ringmain bench consume --clients 2 --mode tail",
             "ringmain bench disk --dir /tmp --json",
             "ringmain bench echo --size 100",
         ] {
@@ -440,6 +311,9 @@ mod tests {
             "ringmain produce t --retry-seconds -1",
             "ringmain consume t --from yesterday",
             "ringmain consume t --json --format raw",
+            "ringmain bench produce --compressibility 2",
+            "ringmain bench consume --mode sideways",
+            "ringmain bench disk --seconds fast",
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");
         }

@@ -218,7 +218,7 @@ fn advertised(typed: Option<&str>, listen: SocketAddr) -> Result<(String, Option
     // All interfaces, and nobody said how clients reach this machine: its name, if that leads anywhere at all.
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     match (name.as_str(), 0).to_socket_addrs() {
-        Ok(mut found) if found.next().is_some() => Ok((name, None)),
+        Ok(found) if found.len() > 0 => Ok((name, None)),
         _ => Ok(("127.0.0.1".to_owned(), None)),
     }
 }

@@ -41,7 +41,7 @@ async fn read_all(args: &ConsumeArgs) -> Result<Option<u8>> {
         let config = ConsumerConfig { fetch_bytes: FETCH_BYTES_MAX as u32, retry_for, ..ConsumerConfig::default() };
         let progress = Progress::new(&plan, args.follow, args.count);
         let consumer = client.consumer(&args.topic, starts, config).await.with_context(failed)?;
-        Ok((consumer, progress))
+        anyhow::Ok((consumer, progress))
     };
     let (consumer, progress) = tokio::select! {
         ready = reading => ready?,

@@ -9,6 +9,7 @@ mod consume;
 mod launch;
 mod output;
 mod produce;
+mod signals;
 mod topic;
 
 use std::process::ExitCode;

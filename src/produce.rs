@@ -145,13 +145,7 @@ async fn send_file(args: &ProduceArgs, tally: &Arc<Tally>, stopping: watch::Rece
         .context("can't start the reading thread")?;
     // Bounded by the producer's buffer.
     let (deliveries, sent) = mpsc::unbounded_channel();
-    let sending = send_batches(incoming, stopping, &producer, &deliveries, tally);
-    // The channel ends with the sender, so that counting ends when all is sent.
-    let sending = async move {
-        let result = sending.await;
-        drop(deliveries);
-        result
-    };
+    let sending = send_batches(incoming, stopping, &producer, deliveries, tally);
     let result = tokio::try_join!(sending, count_acks(sent, tally)).map(|_| ()).with_context(failed);
     drop(progress);
     result
@@ -168,11 +162,12 @@ struct Sent {
     payload_bytes: u64,
 }
 
+/// Ends with the input or at a stop; `deliveries` ends with it, so that counting ends when all is sent.
 async fn send_batches(
     mut incoming: mpsc::Receiver<FromInput>,
     mut stopping: watch::Receiver<bool>,
     producer: &Producer,
-    deliveries: &mpsc::UnboundedSender<Sent>,
+    deliveries: mpsc::UnboundedSender<Sent>,
     tally: &Tally,
 ) -> Result<()> {
     loop {

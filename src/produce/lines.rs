@@ -1,26 +1,13 @@
 //! Lines of a byte stream, read in large pieces and lent without a copy. A line ends with `\n`, which is not part of it; a
 //! `\r` before it is. The last line need not end.
 
-use std::io::{self, Read};
+use std::io::{ErrorKind, Read};
 
+use anyhow::{Context, Result, bail};
 use ringmain_core::limits::RECORD_BYTES_MAX;
 
 /// Bytes asked for at once.
 const READ_BYTES: usize = 1024 * 1024;
-
-/// Why the next line can't be had.
-#[derive(Debug, thiserror::Error)]
-pub enum LineError {
-    /// It fits no record.
-    #[error("line {line} has more than {RECORD_BYTES_MAX} bytes: a record may not be larger")]
-    TooLong {
-        /// Its number, from 1.
-        line: u64,
-    },
-    /// The input can't be read.
-    #[error("can't read the input: {0}")]
-    Read(#[from] io::Error),
-}
 
 /// Owns a buffer of at most one longest line and one read. Pull lines with [`Lines::next_line`] until it has none, then
 /// [`Lines::fill`].
@@ -42,14 +29,14 @@ impl<R: Read> Lines<R> {
     }
 
     /// The next line that is there as a whole.
-    pub fn next_line(&mut self) -> Result<Option<&[u8]>, LineError> {
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>> {
         let (from, to, next) = match memchr::memchr(b'\n', &self.buffer[self.searched..self.end]) {
             Some(found) => (self.start, self.searched + found, self.searched + found + 1),
             None if self.ended && self.start < self.end => (self.start, self.end, self.end),
             None => {
                 self.searched = self.end;
                 if self.end - self.start > RECORD_BYTES_MAX {
-                    return Err(LineError::TooLong { line: self.given + 1 });
+                    return too_long(self.given + 1);
                 }
                 return Ok(None);
             }
@@ -57,13 +44,13 @@ impl<R: Read> Lines<R> {
         self.given += 1;
         (self.start, self.searched) = (next, next);
         if to - from > RECORD_BYTES_MAX {
-            return Err(LineError::TooLong { line: self.given });
+            return too_long(self.given);
         }
         Ok(Some(&self.buffer[from..to]))
     }
 
     /// Reads more; waits until there is some. False when all of the input has been read and given.
-    pub fn fill(&mut self) -> Result<bool, LineError> {
+    pub fn fill(&mut self) -> Result<bool> {
         if self.ended {
             return Ok(self.start < self.end);
         }
@@ -84,11 +71,15 @@ impl<R: Read> Lines<R> {
                     self.end += bytes;
                     return Ok(true);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("can't read the input"),
             }
         }
     }
+}
+
+fn too_long<T>(line: u64) -> Result<T> {
+    bail!("line {line} has more than {RECORD_BYTES_MAX} bytes: a record may not be larger")
 }
 
 #[cfg(test)]
@@ -100,7 +91,7 @@ mod tests {
     struct Pieces<'a>(&'a [u8], usize);
 
     impl Read for Pieces<'_> {
-        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
             self.1 = self.1 * 7 % 11 + 1;
             let bytes = self.1.min(self.0.len()).min(into.len());
             into[..bytes].copy_from_slice(&self.0[..bytes]);
@@ -109,7 +100,7 @@ mod tests {
         }
     }
 
-    fn all(input: impl Read) -> Result<Vec<Vec<u8>>, LineError> {
+    fn all(input: impl Read) -> Result<Vec<Vec<u8>>> {
         let mut lines = Lines::new(input);
         let mut found = Vec::new();
         loop {
@@ -138,7 +129,7 @@ mod tests {
         assert_eq!(all(&input[..RECORD_BYTES_MAX]).unwrap().len(), 1);
         let long = [b"first\n", &[b'x'; RECORD_BYTES_MAX + 1][..]].concat();
         for long in [&long[..], &[&long[..], b"\n"].concat()] {
-            assert!(matches!(all(long), Err(LineError::TooLong { line: 2 })));
+            assert!(all(long).unwrap_err().to_string().starts_with("line 2 has more than"));
         }
     }
 

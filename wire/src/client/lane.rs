@@ -167,6 +167,29 @@ impl Lane {
         Ok(Pushed { delivery, first, sealed })
     }
 
+    /// Takes a batch that was built elsewhere, behind all that was pushed so far.
+    pub(crate) fn push_batch(
+        &self,
+        bytes: Bytes,
+        records: u64,
+        payload_bytes: u64,
+        buffered_bytes: usize,
+    ) -> Result<Pushed, ClientError> {
+        let mut state = locked(&self.state);
+        if state.closing {
+            return Err(ClientError::Closed);
+        }
+        state.seal();
+        let fate = watch::Sender::new(None);
+        let delivery = Delivery { fate: fate.subscribe(), index: 0 };
+        let opened = Instant::now();
+        state.ready.push_back(ReadyBatch { bytes, payload_bytes, records, buffered_bytes, opened, fate });
+        let first = !std::mem::replace(&mut state.started, true);
+        drop(state);
+        self.work.notify_one();
+        Ok(Pushed { delivery, first, sealed: true })
+    }
+
     /// The next batch to send, once there is one: a full one, or the open one when it has lingered. None when the lane is
     /// closing and empty.
     pub(crate) async fn next(&self) -> Option<ReadyBatch> {

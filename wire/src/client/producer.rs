@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use ringmain_core::ids::{Durability, PartitionKey, TopicId};
 use tokio::sync::Semaphore;
 
@@ -135,6 +136,12 @@ impl Producer {
         self.lanes.len() as u32
     }
 
+    /// The topic it sends to.
+    #[must_use]
+    pub fn topic_id(&self) -> TopicId {
+        self.shared.topic_id
+    }
+
     /// Takes a record, waiting while the buffer is full. Without `partition` the key decides; without key too, records go
     /// to one partition until its batch is full, then to the next. Records that one task sends to one partition keep
     /// their order. The record's fate is in the [`Delivery`], which need not be awaited.
@@ -158,6 +165,30 @@ impl Producer {
         }
         if pushed.first {
             tokio::spawn(run_lane(Arc::clone(&self.shared), Arc::clone(lane)));
+        }
+        Ok(pushed.delivery)
+    }
+
+    /// Takes a batch that the caller has built for this topic and `partition` (see [`crate::batch_builder::BatchBuilder`]),
+    /// waiting while the buffer is full. It keeps its place among what else is sent to the partition. The [`Delivery`] is
+    /// that of its first record. For callers that have many records at hand and need no delivery for each.
+    pub async fn send_batch(
+        &self,
+        partition: u32,
+        batch: Bytes,
+        records: u64,
+        payload_bytes: u64,
+    ) -> Result<Delivery, ClientError> {
+        let shared = &self.shared;
+        let no_partition = || ClientError::NoPartition { topic: shared.topic.clone(), partition };
+        let lane = self.lanes.get(partition as usize).ok_or_else(no_partition)?;
+        let buffered_bytes = batch.len().min(shared.config.buffer_bytes);
+        let permit = shared.buffer.acquire_many(buffered_bytes as u32).await.map_err(|_| ClientError::Closed)?;
+        let pushed = lane.push_batch(batch, records, payload_bytes, buffered_bytes)?;
+        permit.forget();
+        shared.records.fetch_add(records, Ordering::Relaxed);
+        if pushed.first {
+            tokio::spawn(run_lane(Arc::clone(shared), Arc::clone(lane)));
         }
         Ok(pushed.delivery)
     }
