@@ -4,7 +4,10 @@ pub mod arena;
 pub mod catalog;
 pub mod clock;
 pub mod data_dir;
+mod doorbell;
 pub mod files;
+pub mod mailbox;
+pub mod mesh;
 pub mod net;
 #[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
 mod raw;
