@@ -9,6 +9,7 @@ pub mod files;
 pub mod mailbox;
 pub mod mesh;
 pub mod net;
+pub mod preflight;
 #[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
 mod raw;
 pub mod runtime;
