@@ -1,8 +1,6 @@
-//! Messages to a shard from threads that are no shards: the control plane and the main thread. Rare, so a mutex will do.
+//! What the control plane and the main thread tell a shard through its mailbox.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
 
 use ringmain_core::ids::{Epoch, TopicId};
 
@@ -10,7 +8,7 @@ use crate::net::BoundListener;
 use crate::routing::PlacedTopic;
 
 /// Commands that may wait for a shard.
-const MAILBOX_MAX: usize = 200_000;
+pub(crate) const COMMANDS_MAX: usize = 200_000;
 
 /// Calls back when its last clone is dropped: when every shard has carried out the command, or has ended.
 pub(crate) struct Done(Mutex<Option<Box<dyn FnOnce() + Send>>>);
@@ -42,56 +40,4 @@ pub(crate) enum ShardCommand {
     Serve { listeners: Vec<BoundListener> },
     /// Flush, sync, checkpoint and end.
     Stop,
-}
-
-/// The mailbox of one shard.
-#[derive(Default)]
-pub(crate) struct Mailbox {
-    inner: Mutex<Inner>,
-}
-
-#[derive(Default)]
-struct Inner {
-    commands: VecDeque<ShardCommand>,
-    waker: Option<Waker>,
-    closed: bool,
-}
-
-impl Mailbox {
-    /// Puts a command in; gives it back when the shard has ended or does not come round to its mail.
-    pub(crate) fn send(&self, command: ShardCommand) -> Result<(), ShardCommand> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.closed || inner.commands.len() >= MAILBOX_MAX {
-            return Err(command);
-        }
-        inner.commands.push_back(command);
-        // A clone stays: the task may be stuck with its first wake-up, and wake_by_ref from outside frees it.
-        if let Some(waker) = &inner.waker {
-            waker.wake_by_ref();
-        }
-        Ok(())
-    }
-
-    /// The next command, for the shard's own task.
-    pub(crate) async fn receive(&self) -> ShardCommand {
-        std::future::poll_fn(|context: &mut Context<'_>| {
-            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            match inner.commands.pop_front() {
-                Some(command) => Poll::Ready(command),
-                None => {
-                    inner.waker = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
-    }
-
-    /// The shard ends: whoever sends now gets the command back. Called on the shard's thread, which made the waker.
-    pub(crate) fn close(&self) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.closed = true;
-        inner.waker = None;
-        inner.commands.clear();
-    }
 }

@@ -11,7 +11,8 @@ use ringmain_core::limits::BROKER_TOPICS_MAX;
 use ringmain_core::topic::{TopicChange, TopicInfo};
 
 use crate::catalog::{Catalog, CatalogTopic};
-use crate::mailbox::{Done, Mailbox, ShardCommand};
+use crate::command::{Done, ShardCommand};
+use crate::mailbox::MailboxSender;
 use crate::metrics::ShardMetrics;
 use crate::routing::PlacedTopic;
 
@@ -94,7 +95,7 @@ impl BrokerControl {
     pub(crate) fn start(
         catalog: Catalog,
         placements: Placements,
-        mailboxes: Vec<Arc<Mailbox>>,
+        mailboxes: Vec<MailboxSender<ShardCommand>>,
         metrics: Vec<Arc<ShardMetrics>>,
     ) -> Self {
         let infos = placements.topics.values().map(|topic| (topic.info.id, topic.info.clone())).collect();
@@ -137,7 +138,7 @@ impl BrokerControl {
 struct Worker {
     catalog: Catalog,
     placements: Placements,
-    mailboxes: Vec<Arc<Mailbox>>,
+    mailboxes: Vec<MailboxSender<ShardCommand>>,
     metrics: Vec<Arc<ShardMetrics>>,
     topics: Arc<Mutex<HashMap<TopicId, TopicInfo>>>,
 }
@@ -183,7 +184,7 @@ impl Worker {
         let created_epochs: Vec<Epoch> = epochs.into_iter().map(Epoch).collect();
         for mailbox in &self.mailboxes {
             // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.send(ShardCommand::PutTopic {
+            let _ = mailbox.try_send(ShardCommand::PutTopic {
                 topic: Arc::clone(&topic),
                 created_epochs: created_epochs.clone(),
                 done: Arc::clone(&done),
@@ -206,7 +207,7 @@ impl Worker {
         let done = Done::new(Box::new(move || done(Ok(()))));
         for mailbox in &self.mailboxes {
             // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
+            let _ = mailbox.try_send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
         }
     }
 }

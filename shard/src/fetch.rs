@@ -16,8 +16,7 @@ use ringmain_wire::fetch::{
 
 use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
-use crate::mesh::Ticket;
-use crate::mesh_message::{MeshReply, MeshRequest};
+use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Signal;
@@ -306,29 +305,26 @@ async fn fetch_there(
     fetch: FetchRequest,
 ) {
     let patience = Duration::from_millis(u64::from(fetch.wait_ms_max.min(FETCH_WAIT_MS_MAX))) + Duration::from_secs(10);
-    let (request, answered) = shard.hops.open();
-    if shard.send_to(owner, MeshRequest::Fetch { request, fetch }).await.is_err() {
-        shard.hops.forget(request);
+    let Some(call) = shard.send_to(owner, MeshRequest::Fetch(fetch)).await else {
         let message = format!("shard {owner} has too many requests waiting");
         return shard.answer_error(connection, correlation_id, ErrorCode::SERVER_BUSY, message);
-    }
-    match shard.clock.timeout(patience, answered.take()).await {
-        Some(MeshReply::Fetch { outcomes, payload, .. }) => {
+    };
+    match shard.clock.timeout(patience, call).await {
+        Some(Ok(MeshReply::Fetch { outcomes, payload })) => {
             connection.reply_room().await;
             let bytes = payload.len();
             let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
             answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, news: false });
         }
         Some(_) | None => {
-            shard.hops.forget(request);
             let message = format!("shard {owner} did not answer");
-            shard.answer_error(connection, correlation_id, ErrorCode::INTERNAL, message);
+            shard.answer_error(connection, correlation_id, ErrorCode::UNAVAILABLE, message);
         }
     }
 }
 
 /// A hop's fetch on the owner: the answer is copied, since blocks are never shared across threads.
-pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: FetchRequest) {
+pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: HopTicket, fetch: FetchRequest) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
         let fetched = fetch_here(&shard, &fetch, None).await;
@@ -338,6 +334,6 @@ pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: 
         }
         fetched.release(&shard);
         let payload = Bytes::from(payload);
-        shard.reply_to(ticket, MeshReply::Fetch { request, outcomes: fetched.outcomes, payload });
+        ticket.reply(MeshReply::Fetch { outcomes: fetched.outcomes, payload });
     });
 }

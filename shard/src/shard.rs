@@ -19,11 +19,12 @@ use crate::admin::AdminService;
 use crate::arena::Arena;
 use crate::catch_up::Readers;
 use crate::clock::Clock;
+use crate::command::ShardCommand;
 use crate::connection::{Connection, Part};
 use crate::log_writer::LogWriter;
-use crate::mailbox::{Mailbox, ShardCommand};
-use crate::mesh::{Mesh, SendError, Ticket};
-use crate::mesh_message::{Hops, MeshReply, MeshRequest};
+use crate::mailbox::MailboxSender;
+use crate::mesh::{Call, NoCredit};
+use crate::mesh_message::{MeshReply, MeshRequest, ShardMesh};
 use crate::metrics::ShardMetrics;
 use crate::parked::Parked;
 use crate::produce::{self, Waits};
@@ -67,9 +68,9 @@ pub(crate) struct Shard {
     pub(crate) log_failed: Cell<bool>,
     pub(crate) metrics: Arc<ShardMetrics>,
     pub(crate) admin: Arc<dyn AdminService>,
-    pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) mesh: Mesh<MeshRequest, MeshReply>,
-    pub(crate) hops: Hops,
+    /// For the master's answers, which come from other threads.
+    pub(crate) mailbox: MailboxSender<ShardCommand>,
+    pub(crate) mesh: ShardMesh,
     pub(crate) readers: Readers,
     pub(crate) parked: Parked,
     pub(crate) parked_count: Cell<usize>,
@@ -128,41 +129,40 @@ impl Shard {
         connection.reply(self, Vec::new(), |encoder, out| encode_error(encoder, correlation_id, &error, out));
     }
 
-    /// Sends a request to another shard; gives it back when there is no credit for its reply within a bounded wait.
-    pub(crate) async fn send_to(&self, owner: ShardId, message: MeshRequest) -> Result<(), MeshRequest> {
+    /// Sends a request to another shard; nothing when there is no credit for it within a bounded wait.
+    pub(crate) async fn send_to(
+        &self,
+        owner: ShardId,
+        message: MeshRequest,
+    ) -> Option<Call<MeshRequest, MeshReply>> {
         self.metrics.mesh_requests_total.add(1);
         let bytes = message.bytes();
         let give_up = self.clock.exact() + CREDIT_PATIENCE;
         let mut message = message;
         loop {
-            message = match self.mesh.send_request(owner.0, bytes, message) {
-                Ok(()) => return Ok(()),
-                Err(SendError { message }) => message,
+            message = match self.mesh.call(owner, message, bytes) {
+                Ok(call) => return Some(call),
+                Err(NoCredit(message)) => message,
             };
             let left = give_up.saturating_sub(self.clock.exact());
             if left.is_zero() {
-                return Err(message);
+                return None;
             }
             self.flush_touched();
-            self.clock.timeout(left.min(Duration::from_millis(20)), self.mesh.credit_back(owner.0)).await;
+            self.clock.timeout(left, self.mesh.wait_for_credit(owner, bytes)).await;
         }
-    }
-
-    /// Answers another shard's request; there is always room for it.
-    pub(crate) fn reply_to(&self, ticket: Ticket, reply: MeshReply) {
-        self.mesh.send_reply(ticket, reply);
     }
 
     /// Hands a create or delete of a topic to the master; the answer is a whole frame.
     pub(crate) fn ask_admin(self: &Rc<Self>, connection: &Rc<Connection>, frame: Vec<u8>) {
         connection.requests.set(connection.requests.get() + 1);
         let id = connection.id;
-        let mailbox = Arc::clone(&self.mailbox);
+        let mailbox = self.mailbox.clone();
         self.admin.submit(
             frame,
             Box::new(move |reply| {
                 // Full only when the shard has stopped: then nobody waits for the answer.
-                let _ = mailbox.send(ShardCommand::AdminReply { connection: id, frame: reply });
+                let _ = mailbox.try_send(ShardCommand::AdminReply { connection: id, frame: reply });
             }),
         );
     }
