@@ -140,6 +140,17 @@ pub struct LostRange {
     pub to: u64,
 }
 
+/// A footer made again from the extents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FooterRepair {
+    /// Of which segment.
+    pub segment: SegmentSequence,
+    /// Where it goes.
+    pub place: u64,
+    /// Its bytes, a multiple of 4096; the file ends behind them.
+    pub bytes: Vec<u8>,
+}
+
 /// A log as recovery found it.
 #[derive(Debug)]
 pub struct Recovered {
@@ -175,6 +186,9 @@ pub struct Recovered {
     pub remove: Vec<SegmentSequence>,
     /// The header of the segment to be continued is lost: write this one before the log goes on.
     pub rewrite_header: Option<SegmentHeader>,
+    /// The footer of the newest segment is damaged: write this one, cut the file behind it and sync it before the log goes
+    /// on. Later starts read of this segment only the footer's end, and would not notice.
+    pub rewrite_footer: Option<FooterRepair>,
     /// Every case of the table that was met, but for whole extents.
     pub cases: Vec<CaseSeen>,
 }

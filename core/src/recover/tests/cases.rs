@@ -243,6 +243,10 @@ fn footer_damaged() -> Case {
     writer.files.newest()[page + 70] ^= 1;
     let recovered = expect(&mut writer.files, Case::FooterDamaged, 30);
     assert_eq!(recovered.next, NextPlace::NewSegment(SegmentSequence(1)));
+    // The footer that it wants written is the one that was there.
+    let footer = recovered.rewrite_footer.unwrap();
+    writer.files.newest()[page + 70] ^= 1;
+    assert_eq!(footer.bytes, writer.files.newest()[page..]);
     Case::FooterDamaged
 }
 
