@@ -182,6 +182,9 @@ pub struct Recovered {
     pub index: LogIndex,
     /// Ranges that were synced and are lost, oldest first.
     pub lost: Vec<LostRange>,
+    /// The newest segment that stays. What its process wrote last may be in the device's cache only, a footer included: sync
+    /// it (after the repairs below) before the log goes on.
+    pub sync: Option<SegmentSequence>,
     /// Segments that died while being made. Remove them and sync the directory before the log goes on.
     pub remove: Vec<SegmentSequence>,
     /// The header of the segment to be continued is lost: write this one before the log goes on.

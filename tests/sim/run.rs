@@ -13,8 +13,8 @@ enum Ended {
     Stopped,
 }
 
-/// One whole run from a seed: several lives, and what a last start finds. Returns the trace.
-pub fn random(seed: u64) -> Vec<String> {
+/// One whole run from a seed: several lives, and what a last start finds.
+pub fn random(seed: u64) -> World {
     let mut world = World::new(seed);
     let lives = 2 + world.rng.below(7);
     let mut expect_clean = false;
@@ -34,7 +34,7 @@ pub fn random(seed: u64) -> Vec<String> {
         world.note(format!("damage in segment {segment} at {place}"));
     }
     finish(&mut world);
-    world.trace
+    world
 }
 
 fn damage(world: &mut World) -> Option<(u64, usize)> {

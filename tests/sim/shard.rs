@@ -19,7 +19,7 @@ use ringmain_core::index::{
     ActiveIndex, FOOTER_PAGE_BYTES, IndexEntry, LogIndex, LookupStep, SealedIndex, SegmentIndex, encode_footer,
 };
 use ringmain_core::log::{LogTail, NextPlace};
-use ringmain_core::recover::{Recovered, RecoveredPartition, SegmentSource, recover};
+use ringmain_core::recover::{Case, Recovered, RecoveredPartition, SegmentSource, recover};
 use ringmain_core::store::{AppendError, PartitionStart, ShardStore};
 
 use crate::arena::{SLABS, SimArena};
@@ -32,6 +32,16 @@ pub const SEGMENT_BYTES: u64 = 128 * 1024;
 /// Size of one write to the disk: an extent is several.
 const WRITE_BYTES: usize = 8 * 1024;
 const PLAN_BYTES_MAX: usize = 24 * 1024;
+/// What only damage may look like, and no crash.
+const OF_DAMAGE: [Case; 7] = [
+    Case::HeaderDamaged,
+    Case::LostWrite,
+    Case::ChainBroken,
+    Case::DirectoryDamaged,
+    Case::FooterLost,
+    Case::SegmentHeaderLost,
+    Case::FirstExtentDamaged,
+];
 
 /// What outlives a process.
 pub struct World {
@@ -43,17 +53,19 @@ pub struct World {
     pub ledger: Ledger,
     /// Everything that happened, one line each.
     pub trace: Vec<String>,
+    /// What recoveries met.
+    pub cases: BTreeSet<Case>,
     /// Sector damage was done: an arena may not fit, segments may be refused.
     pub damaged: bool,
+    shows: bool,
 }
 
 impl World {
     pub fn new(seed: u64) -> Self {
         let mut created = BTreeMap::new();
-        for partition in 0..3 {
-            created.insert(PartitionKey::new(1, partition), Epoch(0));
+        for (topic, partitions) in [(1, 7), (2, 4)] {
+            created.extend((0..partitions).map(|partition| (PartitionKey::new(topic, partition), Epoch(0))));
         }
-        created.insert(PartitionKey::new(2, 0), Epoch(0));
         Self {
             rng: Rng::new(seed),
             disk: SimDisk::default(),
@@ -61,11 +73,17 @@ impl World {
             created,
             ledger: Ledger::default(),
             trace: Vec::new(),
+            cases: BTreeSet::new(),
             damaged: false,
+            shows: std::env::var_os("RINGMAIN_SIM_SEED").is_some(),
         }
     }
 
+    /// Adds to the trace; a replay (`RINGMAIN_SIM_SEED`) shows it as it goes.
     pub fn note(&mut self, line: String) {
+        if self.shows {
+            println!("{line}");
+        }
         self.trace.push(line);
     }
 }
@@ -150,7 +168,9 @@ pub fn start(world: &mut World) -> Result<Started, Crashed> {
         Err(error) => panic!("the log can't be recovered: {error}"),
     };
     for seen in &recovered.cases {
-        world.trace.push(format!("  {seen:?}"));
+        world.note(format!("  {seen:?}"));
+        world.cases.insert(seen.case);
+        assert!(world.damaged || !OF_DAMAGE.contains(&seen.case), "damage where none was done: {seen:?}");
     }
     assert!(world.damaged || recovered.lost.is_empty(), "damage where none was done: {:?}", recovered.lost);
     let fresh = recovered.last_incarnation == Incarnation(0);
@@ -187,14 +207,15 @@ pub fn start(world: &mut World) -> Result<Started, Crashed> {
     if let Some(footer) = &recovered.rewrite_footer {
         write_now(&mut world.disk, footer.segment, footer.place, &footer.bytes)?;
         world.disk.set_len(footer.segment, footer.place as usize + footer.bytes.len())?;
-        sync_now(&mut world.disk, footer.segment)?;
     }
     if let NextPlace::Continue(open) = recovered.next {
         world.disk.set_len(open.segment, SEGMENT_BYTES as usize)?;
         if let Some(header) = &recovered.rewrite_header {
             write_now(&mut world.disk, open.segment, 0, &in_block(&header.encode()))?;
         }
-        sync_now(&mut world.disk, open.segment)?;
+    }
+    if let Some(newest) = recovered.sync {
+        sync_now(&mut world.disk, newest)?;
     }
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     for &key in &keys {

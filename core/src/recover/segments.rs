@@ -352,6 +352,7 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             }
         };
         let mut recovered = self.recovered(newest, end, state, remove)?;
+        recovered.sync = Some(newest);
         recovered.rewrite_header = rewrite_header;
         recovered.rewrite_footer = rewrite_footer;
         for (segment, kept) in older {
@@ -426,6 +427,7 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             partitions: state.partitions,
             index: LogIndex::default(),
             lost: Vec::new(),
+            sync: None,
             remove,
             rewrite_header: None,
             rewrite_footer: None,
