@@ -451,7 +451,12 @@ fn checkpoint_with(partitions: Vec<CheckpointPartition>, epoch: Epoch, clean: bo
 }
 
 /// Writes bytes of any length (a multiple of 4096) in pieces of one write each.
-async fn write_bytes(file: &LogFile, place: u64, bytes: &[u8], metrics: &ShardMetrics) -> Result<(), FileError> {
+pub(crate) async fn write_bytes(
+    file: &LogFile,
+    place: u64,
+    bytes: &[u8],
+    metrics: &ShardMetrics,
+) -> Result<(), FileError> {
     let mut image = ExtentImage::new(bytes.len());
     image.put(0, bytes);
     for (at, buffer) in image.into_writes() {

@@ -29,7 +29,7 @@ use crate::files::{LogFile, WriteBuffer, remove, sync_dir};
 use crate::flush;
 use crate::life::Life;
 use crate::log_reader::LogReader;
-use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of};
+use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of, write_bytes};
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
@@ -262,8 +262,22 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
     if !recovered.remove.is_empty() {
         sync_dir(&life.dir).await.map_err(text)?;
     }
+    if let Some(footer) = &recovered.rewrite_footer {
+        let file = LogFile::open(&life.dir.join(file_name(footer.segment))).await.map_err(text)?;
+        write_bytes(&file, footer.place, &footer.bytes, &life.metrics).await.map_err(text)?;
+        file.truncate(footer.place + footer.bytes.len() as u64).await.map_err(text)?;
+        file.close().await.map_err(text)?;
+    }
     let file = match recovered.next {
-        NextPlace::NewSegment(_) => None,
+        NextPlace::NewSegment(_) => {
+            // The process before may have died between writing a footer and syncing it.
+            if let Some(sealed) = recovered.sync {
+                let file = LogFile::open(&life.dir.join(file_name(sealed))).await.map_err(text)?;
+                file.fdatasync().await.map_err(text)?;
+                file.close().await.map_err(text)?;
+            }
+            None
+        }
         NextPlace::Continue(open) => {
             let file = LogFile::open(&life.dir.join(file_name(open.segment))).await.map_err(text)?;
             file.reserve(life.segment_bytes).await.map_err(text)?;
