@@ -26,9 +26,17 @@ pub const SETTINGS: &[Setting] = &[
     Setting { key: "data", kind: "a path", take: |args, value| put(&mut args.data, path(value)) },
     Setting { key: "listen", kind: "HOST:PORT", take: |args, value| put(&mut args.listen, address(value)) },
     Setting { key: "http", kind: "HOST:PORT", take: |args, value| put(&mut args.http, address(value)) },
-    Setting { key: "master_listen", kind: "HOST:PORT", take: |args, value| put(&mut args.master_listen, address(value)) },
+    Setting {
+        key: "master_listen",
+        kind: "HOST:PORT",
+        take: |args, value| put(&mut args.master_listen, address(value)),
+    },
     Setting { key: "master_http", kind: "HOST:PORT", take: |args, value| put(&mut args.master_http, address(value)) },
-    Setting { key: "direct_port_base", kind: "a port", take: |args, value| put(&mut args.direct_port_base, number(value)) },
+    Setting {
+        key: "direct_port_base",
+        kind: "a port",
+        take: |args, value| put(&mut args.direct_port_base, number(value)),
+    },
     Setting { key: "advertise", kind: "HOST or HOST:PORT", take: |args, value| put(&mut args.advertise, text(value)) },
     Setting {
         key: "advertise_direct_base",
@@ -36,10 +44,18 @@ pub const SETTINGS: &[Setting] = &[
         take: |args, value| put(&mut args.advertise_direct_base, number(value)),
     },
     Setting { key: "shards", kind: "a number from 1 to 256", take: |args, value| put(&mut args.shards, number(value)) },
-    Setting { key: "memory", kind: "a size such as \"512MiB\"", take: |args, value| put(&mut args.memory, size(value)) },
+    Setting {
+        key: "memory",
+        kind: "a size such as \"512MiB\"",
+        take: |args, value| put(&mut args.memory, size(value)),
+    },
     Setting { key: "arena_dir", kind: "a path", take: take_arena_dir },
     Setting { key: "arena", kind: "\"shared\" or \"anonymous\"", take: take_arena },
-    Setting { key: "log", kind: "a log level", take: |args, value| put(&mut args.log, text(value).and_then(|text| parse_log(&text))) },
+    Setting {
+        key: "log",
+        kind: "a log level",
+        take: |args, value| put(&mut args.log, text(value).and_then(|text| parse_log(&text))),
+    },
 ];
 
 /// Where the arena lives.
@@ -254,8 +270,7 @@ fn parse_file(text: &str, path: &Path) -> Result<ServeArgs> {
 fn overlay(typed: ServeArgs, file: ServeArgs) -> ServeArgs {
     // Where the arena lives is one choice in two settings: typing one of them takes both out of the file.
     let arena_typed = typed.arena.is_some() || typed.arena_dir.is_some();
-    let (arena, arena_dir) =
-        if arena_typed { (typed.arena, typed.arena_dir) } else { (file.arena, file.arena_dir) };
+    let (arena, arena_dir) = if arena_typed { (typed.arena, typed.arena_dir) } else { (file.arena, file.arena_dir) };
     ServeArgs {
         config: typed.config,
         data: typed.data.or(file.data),
@@ -322,7 +337,9 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
     let port = port.parse().map_err(|_| wrong())?;
     let host = match host.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
         Some(inner) => inner.ok_or_else(wrong)?,
-        None if host.contains(':') => return Err(format!("`{text}`: put the IPv6 address in brackets, such as [::1]:8123")),
+        None if host.contains(':') => {
+            return Err(format!("`{text}`: put the IPv6 address in brackets, such as [::1]:8123"));
+        }
         None if host.is_empty() => "0.0.0.0",
         None => host,
     };

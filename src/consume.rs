@@ -82,11 +82,9 @@ fn plan(args: &ConsumeArgs, partitions: &[PartitionOffsets]) -> Result<Plan> {
         plan.push((partition, start, log_end));
     }
     match args.partition {
-        Some(partition) if plan.is_empty() => bail!(
-            "topic {} has no partition {partition}: it has {}, counted from 0",
-            args.topic,
-            partitions.len()
-        ),
+        Some(partition) if plan.is_empty() => {
+            bail!("topic {} has no partition {partition}: it has {}, counted from 0", args.topic, partitions.len())
+        }
         _ => Ok(plan),
     }
 }
@@ -197,7 +195,9 @@ fn print_event<W: Write>(event: ConsumerEvent, progress: &mut Progress, printer:
             progress.reached(partition, now);
         }
         ConsumerEvent::BadBatch { partition, at, error } => {
-            bail!("partition {partition}, offset {at}: a batch came damaged ({error}); try again, and if it stays, run with --from past it")
+            bail!(
+                "partition {partition}, offset {at}: a batch came damaged ({error}); try again, and if it stays, run with --from past it"
+            )
         }
         ConsumerEvent::CaughtUp { partition, offset } => progress.reached(partition, offset),
     }

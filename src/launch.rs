@@ -54,7 +54,12 @@ pub fn serve(args: ServeArgs) -> Result<ExitCode> {
     let broker = Broker::start(&broker_config, Arc::new(Admin(Arc::clone(&master))))?;
     let probe = broker.probe();
     let _ = view.set(probe.clone());
-    let link = Link { control: broker.control(), probe: probe.clone(), address: address_for_clients(&config, &broker), shards: broker.addresses().direct.len() };
+    let link = Link {
+        control: broker.control(),
+        probe: probe.clone(),
+        address: address_for_clients(&config, &broker),
+        shards: broker.addresses().direct.len(),
+    };
     let reconciled = master.attach(Arc::new(link)).context("can't bring the broker in step with the master")?;
     tracing::info!(
         put = reconciled.put,
@@ -106,7 +111,9 @@ fn say_ready(broker: &Broker, probes: &ProbeServer, master: &Master) -> Result<(
     );
     // Whoever started us may not listen, which is no reason not to serve.
     match out.write_all(line.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("can't print the ready line"),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("can't print the ready line")
+        }
         _ => Ok(()),
     }
 }

@@ -287,7 +287,9 @@ impl Progress {
             return None;
         }
         let bar = match input_bytes {
-            Some(bytes) => ProgressBar::new(bytes).with_style(style("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}")),
+            Some(bytes) => {
+                ProgressBar::new(bytes).with_style(style("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}"))
+            }
             None => ProgressBar::new_spinner().with_style(style("{spinner} {bytes} {bytes_per_sec} {msg}")),
         };
         bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -369,13 +371,8 @@ mod tests {
         for number in 0..10_000 {
             writeln!(file, "line {number}").unwrap();
         }
-        let routing = Routing {
-            topic: 1.into(),
-            partitions: 4,
-            partition: None,
-            key_separator: None,
-            batch_bytes: 8192,
-        };
+        let routing =
+            Routing { topic: 1.into(), partitions: 4, partition: None, key_separator: None, batch_bytes: 8192 };
         let (batches, mut incoming) = mpsc::channel(10_000);
         let tally = Tally::default();
         read_batches(Input::open(file.path()).unwrap(), routing, &tally, &batches).unwrap();

@@ -38,7 +38,8 @@ impl Signals {
 /// Watches for signals on a thread of its own; the receiver gets the first.
 pub fn watch() -> Result<Receiver<()>> {
     let (sender, receiver) = sync_channel(1);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("can't watch for signals")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_io().build().context("can't watch for signals")?;
     let mut signals = {
         let _inside = runtime.enter();
         Signals::new()?
@@ -58,7 +59,10 @@ pub fn watch() -> Result<Receiver<()>> {
             std::process::exit(1);
         });
     };
-    std::thread::Builder::new().name("ringmain-signal".to_owned()).spawn(watching).context("can't watch for signals")?;
+    std::thread::Builder::new()
+        .name("ringmain-signal".to_owned())
+        .spawn(watching)
+        .context("can't watch for signals")?;
     Ok(receiver)
 }
 

@@ -87,10 +87,7 @@ async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<(
         topic.stores,
         show_time(topic.created_ms)
     );
-    text.push_str(&format!(
-        "durability: default {}, floor {}\n",
-        topic.durability_default, topic.durability_floor
-    ));
+    text.push_str(&format!("durability: default {}, floor {}\n", topic.durability_default, topic.durability_floor));
     text.push_str(&match unsynced_bytes(&offsets) {
         0 => "a power cut now would take nothing that was acked\n\n".to_owned(),
         bytes => format!(
@@ -122,8 +119,17 @@ async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<(
         })
         .collect();
     let headings = [
-        "PARTITION", "STORE", "SHARD", "EPOCH", "LOG START", "LOG END", "FLUSHED END", "SYNCED END", "UNSYNCED BYTES",
-        "FOR MS", "STATE",
+        "PARTITION",
+        "STORE",
+        "SHARD",
+        "EPOCH",
+        "LOG START",
+        "LOG END",
+        "FLUSHED END",
+        "SYNCED END",
+        "UNSYNCED BYTES",
+        "FOR MS",
+        "STATE",
     ];
     text.push_str(&table(&headings, &rows));
     print_text(&text)

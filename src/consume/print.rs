@@ -47,7 +47,10 @@ impl<W: Write> Printer<W> {
             Format::Raw => Ok(()),
             Format::Json => {
                 let head = &self.json_head;
-                writeln!(self.out, "{head}{partition},\"gap\":{{\"from\":{from},\"to\":{to},\"reason\":\"{reason}\"}}}}")
+                writeln!(
+                    self.out,
+                    "{head}{partition},\"gap\":{{\"from\":{from},\"to\":{to},\"reason\":\"{reason}\"}}}}"
+                )
             }
         }
     }

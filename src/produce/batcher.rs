@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_chosen_partition_gets_everything() {
-        let batches = run(Routing { partition: Some(2), key_separator: Some("=".to_owned()), ..routing() }, &lines(100));
+        let batches =
+            run(Routing { partition: Some(2), key_separator: Some("=".to_owned()), ..routing() }, &lines(100));
         assert!(batches.len() > 2 && batches.iter().all(|(partition, _)| *partition == 2));
     }
 
