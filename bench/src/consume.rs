@@ -153,6 +153,10 @@ pub struct ConsumeReport {
     pub fetches: u64,
     /// Offsets that the broker reported as lost for ever.
     pub gap_offsets: u64,
+    /// Bytes that the broker read from its disk for these fetches: what it did not answer from memory.
+    pub fetch_disk_read_bytes: Option<u64>,
+    /// Those of them for readers that were within memory when they asked: must be 0.
+    pub tail_disk_read_bytes: Option<u64>,
     /// Records acked while filling, or in all of the tail run.
     pub produced_records: u64,
     /// Seconds that filling took; catch-up.
@@ -367,6 +371,8 @@ fn report(args: &ConsumeArgs, partitions: usize, measured: Measured, stop: &Atom
         ports: if args.common_port { "common" } else { "direct" },
         fetches: read.fetches,
         gap_offsets: read.gap_offsets,
+        fetch_disk_read_bytes: measured.spent.fetch_disk_read_bytes,
+        tail_disk_read_bytes: measured.spent.tail_disk_read_bytes,
         verified: args.verify && !interrupted,
         interrupted,
         figures,

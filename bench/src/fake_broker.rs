@@ -216,7 +216,8 @@ impl State {
             let before = payload.len();
             let mut next = wanted.offset.0;
             for (base, end, bytes) in self.logs.get(&wanted.key).into_iter().flatten() {
-                if *end > next && *base <= next && payload.len() < request.bytes_max as usize {
+                let fits = payload.is_empty() || payload.len() + bytes.len() <= request.bytes_max as usize;
+                if *end > next && *base <= next && fits {
                     payload.extend_from_slice(bytes);
                     next = *end;
                 }

@@ -35,6 +35,10 @@ pub struct BrokerSample {
     pub cpu_s: Option<f64>,
     /// Bytes resident now, its arena included.
     pub resident_bytes: Option<u64>,
+    /// Bytes read from disk for fetches since it started.
+    pub fetch_disk_read_bytes: Option<u64>,
+    /// Those of them for fetches that had been within memory when they began.
+    pub tail_disk_read_bytes: Option<u64>,
 }
 
 impl Broker {
@@ -65,16 +69,21 @@ impl BrokerSample {
             syncs: counted(self.syncs, before.syncs),
             cpu_s: self.cpu_s.zip(before.cpu_s).map(|(now, then)| (now - then).max(0.0)),
             resident_bytes: self.resident_bytes,
+            fetch_disk_read_bytes: counted(self.fetch_disk_read_bytes, before.fetch_disk_read_bytes),
+            tail_disk_read_bytes: counted(self.tail_disk_read_bytes, before.tail_disk_read_bytes),
         }
     }
 }
 
 fn sample_of_metrics(text: &str) -> BrokerSample {
+    let whole = |name| metric(text, name).map(|value| value as u64);
     BrokerSample {
-        device_bytes_written: metric(text, "ringmain_device_bytes_written_total").map(|value| value as u64),
-        syncs: metric(text, "ringmain_syncs_total").map(|value| value as u64),
+        device_bytes_written: whole("ringmain_device_bytes_written_total"),
+        syncs: whole("ringmain_syncs_total"),
         cpu_s: metric(text, "ringmain_process_cpu_seconds_total"),
-        resident_bytes: metric(text, "ringmain_process_resident_bytes").map(|value| value as u64),
+        resident_bytes: whole("ringmain_process_resident_bytes"),
+        fetch_disk_read_bytes: whole("ringmain_fetch_disk_read_bytes_total"),
+        tail_disk_read_bytes: whole("ringmain_tail_disk_read_bytes_total"),
     }
 }
 
@@ -208,8 +217,13 @@ mod tests {
     #[test]
     fn the_difference_of_two_samples_is_only_known_where_both_are() {
         let before = BrokerSample { syncs: Some(10), cpu_s: Some(1.0), ..BrokerSample::default() };
-        let after =
-            BrokerSample { syncs: Some(30), cpu_s: Some(2.5), device_bytes_written: Some(5), resident_bytes: Some(9) };
+        let after = BrokerSample {
+            syncs: Some(30),
+            cpu_s: Some(2.5),
+            device_bytes_written: Some(5),
+            resident_bytes: Some(9),
+            ..before
+        };
         let since = after.since(&before);
         assert_eq!(since, BrokerSample { syncs: Some(20), cpu_s: Some(1.5), resident_bytes: Some(9), ..since });
         assert_eq!(since.device_bytes_written, None);

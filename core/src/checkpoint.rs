@@ -34,10 +34,11 @@ pub struct CheckpointPartition {
     pub key: PartitionKey,
     /// First offset that is kept.
     pub log_start: Offset,
-    /// One past the last offset that lies in the log before the checkpoint. Not the log end: what memory has beyond it
-    /// follows in later extents.
+    /// One past the last offset that lies in extents before the checkpoint, or where a start moved it. Not the log end:
+    /// what memory has beyond it follows in later extents.
     pub next_offset: Offset,
-    /// Epoch of the last batch before `next_offset`.
+    /// Epoch that `next_offset` belongs to: of the last batch before it, or, where a start moved it past offsets that
+    /// memory may have acked, the epoch of that start.
     pub last_epoch: Epoch,
 }
 

@@ -18,6 +18,7 @@ pub mod index;
 pub mod limits;
 pub mod log;
 pub mod offsets;
+pub mod recover;
 pub mod segment;
 pub mod store;
 #[cfg(test)]

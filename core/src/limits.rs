@@ -96,8 +96,8 @@ pub const HTTP_PAGE_TOPICS_MAX: usize = 1000;
 
 /// Default size of a segment file.
 pub const SEGMENT_BYTES: u64 = 256 * 1024 * 1024;
-/// Smallest segment: holds one largest extent and its own head, with room.
-pub const SEGMENT_BYTES_MIN: u64 = 16 * 1024 * 1024;
+/// Smallest segment: holds the largest checkpoint, the largest extent and their footer, with room.
+pub const SEGMENT_BYTES_MIN: u64 = 32 * 1024 * 1024;
 /// Largest segment: a place in it fits a `u32`.
 pub const SEGMENT_BYTES_MAX: u64 = 2 * 1024 * 1024 * 1024;
 /// Largest data extent, padding included: four writes of 1 MiB fill the device's queue.
@@ -132,7 +132,7 @@ const _: () = {
     assert!(CONNECTION_REPLY_BYTES_MAX >= FETCH_BYTES_MAX);
     assert!(SHARD_RECEIVE_BYTES_MAX >= 4 * FRAME_BYTES_MAX);
     assert!(MESH_BYTES_MAX >= FRAME_BYTES_MAX);
-    assert!(SEGMENT_BYTES_MIN as usize >= 2 * EXTENT_BYTES_MAX);
+    assert!(SEGMENT_BYTES_MIN as usize >= CHECKPOINT_BYTES_MAX + 2 * EXTENT_BYTES_MAX);
     assert!(SEGMENT_BYTES_MAX <= 1 << 32);
     assert!(EXTENT_BYTES_MAX.is_multiple_of(DISK_BLOCK_BYTES));
     assert!(WRITE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));

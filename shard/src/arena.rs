@@ -394,7 +394,7 @@ impl Arena {
     ///
     /// # Errors
     /// When the file can't be removed.
-    pub fn remove(self) -> Result<(), ArenaError> {
+    pub fn remove(&self) -> Result<(), ArenaError> {
         match &self.file {
             Some((_, path)) => fs::remove_file(path).map_err(ArenaError::io("remove", path)),
             None => Ok(()),

@@ -15,11 +15,12 @@ use crate::catalog::Catalog;
 use crate::control::{BrokerControl, Placements};
 use crate::data_dir::{DataDir, DataDirOptions};
 use crate::life::{self, Life};
-use crate::mailbox::{Mailbox, ShardCommand};
-use crate::mesh::Mesh;
+use crate::command::{COMMANDS_MAX, ShardCommand};
+use crate::mailbox::{MailboxSender, mailbox};
+use crate::mesh::{MeshLimits, mesh};
 use crate::metrics::{self, ShardMetrics};
 use crate::net::{BindError, BoundListener};
-use crate::preflight;
+use crate::preflight::{self, PreflightConfig, PreflightError};
 use crate::routing::PlacedTopic;
 use crate::runtime::{ShardThread, ShardThreadConfig, spawn_shard};
 use crate::shard::ShardConfig;
@@ -27,6 +28,9 @@ use crate::ticker::Ticker;
 
 /// Registered memory of each executor for disk buffers: what may be in flight at once, twice.
 const IO_MEMORY_BYTES: usize = 16 * 1024 * 1024;
+
+/// Connections that the limit of open files must allow at least.
+const CONNECTIONS_MIN: u64 = 128;
 
 /// Where the blocks of the shards lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,8 +80,8 @@ pub struct BrokerConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The host lacks something.
-    #[error(transparent)]
-    Preflight(#[from] preflight::PreflightError),
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Preflight(Vec<PreflightError>),
     /// The data directory can't be used.
     #[error(transparent)]
     DataDir(#[from] crate::data_dir::DataDirError),
@@ -144,7 +148,7 @@ pub struct Health {
 pub struct Broker {
     addresses: BrokerAddresses,
     threads: Vec<ShardThread<Result<(), String>>>,
-    mailboxes: Vec<Arc<Mailbox>>,
+    mailboxes: Vec<MailboxSender<ShardCommand>>,
     metrics: Vec<Arc<ShardMetrics>>,
     control: BrokerControl,
     survives_process_kill: bool,
@@ -158,20 +162,25 @@ impl Broker {
     /// # Errors
     /// When host, data directory, ports or memory do not allow it; each error says what to do.
     pub fn start(config: &BrokerConfig, admin: Arc<dyn AdminService>) -> Result<Self, StartError> {
-        preflight::check_host()?;
-        let cpus = preflight::allowed_cpus();
+        let cpus = cpus_of_this_process();
         let options = DataDirOptions {
-            // One shard per CPU; a data directory that has shards already keeps its number.
-            new_shards: u16::try_from(cpus.len().clamp(1, SHARDS_MAX)).unwrap_or(1),
             shards: config.shards,
-            segment_bytes: config.segment_bytes,
+            // One shard per CPU; a data directory that has shards already keeps its number.
+            shards_if_new: u16::try_from(cpus.len().clamp(1, SHARDS_MAX)).unwrap_or(1),
+            segment_bytes_if_new: config.segment_bytes,
             cluster_id: Some(config.cluster_id),
         };
         let data_dir = DataDir::open(&config.data_dir, &options)?;
-        preflight::check_direct_io(data_dir.path())?;
         let shards = data_dir.shards();
+        let preflight = PreflightConfig {
+            data_dir: data_dir.path().to_owned(),
+            shards,
+            io_memory_bytes: IO_MEMORY_BYTES,
+            connections: CONNECTIONS_MIN,
+        };
+        preflight::check(&preflight).map_err(StartError::Preflight)?;
         let slabs = slabs_of(config.memory_bytes, shards)?;
-        let (catalog, topics) = Catalog::open(data_dir.path())?;
+        let (catalog, topics) = Catalog::open(&data_dir.catalog_path())?;
         let listeners = bind(config, shards)?;
         let shard_config = Arc::new(shard_config(config, &listeners));
         let addresses = BrokerAddresses {
@@ -187,27 +196,27 @@ impl Broker {
             .collect();
 
         let ticker = Ticker::start().map_err(StartError::Ticker)?;
-        let meshes = Mesh::build(shards);
+        let meshes = mesh(shards, MeshLimits::default());
         let mut broker_threads = Vec::new();
         let (mut mailboxes, mut all_metrics, mut ready) = (Vec::new(), Vec::new(), Vec::new());
         for (index, mesh) in meshes.into_iter().enumerate() {
             // The number of shards is a u16.
             let id = ShardId(index as u16);
-            let mailbox = Arc::new(Mailbox::default());
+            let (mail, mailbox) = mailbox(COMMANDS_MAX);
             let metrics = Arc::new(ShardMetrics::default());
             let (is_ready, wait_ready) = sync_channel(1);
             let life = Life {
                 id,
                 config: Arc::clone(&shard_config),
-                dir: data_dir.shard_dir(id.0),
+                dir: data_dir.shard_dir(id),
                 data_dir: data_dir.path().to_owned(),
-                log_id: data_dir.log_id(id.0),
+                log_id: data_dir.log_id(id),
                 segment_bytes: data_dir.segment_bytes(),
                 arena: config.arena.clone(),
                 slabs,
                 topics: placed.clone(),
                 admin: Arc::clone(&admin),
-                mailbox: Arc::clone(&mailbox),
+                mail: mail.clone(),
                 metrics: Arc::clone(&metrics),
                 mesh,
                 ready: is_ready,
@@ -218,14 +227,14 @@ impl Broker {
                 io_memory_bytes: IO_MEMORY_BYTES,
                 data_dir: data_dir.path().to_owned(),
             };
-            broker_threads.push(spawn_shard(thread, &ticker, move || life::live(life))?);
-            mailboxes.push(mailbox);
+            broker_threads.push(spawn_shard(thread, &ticker, move || life::live(life, mailbox))?);
+            mailboxes.push(mail);
             all_metrics.push(metrics);
             ready.push(wait_ready);
         }
         let control = BrokerControl::start(
             catalog,
-            Placements::new(shards, placed.iter().map(|(topic, _)| Arc::clone(topic))),
+            Placements::new(shards, &placed),
             mailboxes.clone(),
             all_metrics.clone(),
         );
@@ -258,7 +267,7 @@ impl Broker {
     fn serve(&self, listeners: Listeners) {
         for ((mailbox, common), direct) in self.mailboxes.iter().zip(listeners.common).zip(listeners.direct) {
             // Refused only by a shard that has ended, whose thread says why when it is joined.
-            let _ = mailbox.send(ShardCommand::Serve { listeners: vec![common, direct] });
+            let _ = mailbox.try_send(ShardCommand::Serve { listeners: vec![common, direct] });
         }
     }
 
@@ -305,7 +314,7 @@ impl Broker {
         self.control.stop();
         for mailbox in &self.mailboxes {
             // Refused only by a shard that has ended already.
-            let _ = mailbox.send(ShardCommand::Stop);
+            let _ = mailbox.try_send(ShardCommand::Stop);
         }
         let mut errors = Vec::new();
         for thread in self.threads {
@@ -398,6 +407,14 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
         flush_bytes: config.flush_bytes.clamp(64 * 1024, EXTENT_BYTES_MAX),
         flush_interval: config.flush_interval,
         sync_interval: config.sync_interval,
+    }
+}
+
+/// The CPUs that this process may use.
+fn cpus_of_this_process() -> Vec<usize> {
+    match rustix::thread::sched_getaffinity(None) {
+        Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+        Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
     }
 }
 

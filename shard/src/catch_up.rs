@@ -17,7 +17,7 @@ use ringmain_core::limits::BATCH_BYTES_MAX;
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
 use crate::shard::Shard;
-use crate::signal::Signal;
+use crate::signal::Broadcast;
 
 /// Open files of sealed segments; the one used longest ago is closed first.
 const FILES_MAX: usize = 32;
@@ -57,7 +57,7 @@ pub(crate) struct Readers {
     pages: RefCell<VecDeque<(PageRead, Rc<Vec<IndexEntry>>)>>,
     cursors: RefCell<HashMap<(PartitionKey, Offset), Place>>,
     reading: Cell<usize>,
-    done: Signal,
+    done: Broadcast,
 }
 
 impl Readers {

@@ -4,8 +4,9 @@
 //! asks no clock. Timers are as exact as the tick. glommio's own timers are not used: they cost a system call each and
 //! get stuck with the executor.
 
+mod wheel;
+
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -13,14 +14,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::wheel::{TimerKey, Wheel};
 use crate::ticker::Pulse;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Clock>>> = const { RefCell::new(None) };
 }
-
-/// Due time and a number that tells timers of the same time apart.
-type TimerKey = (Duration, u64);
 
 /// The clock of one shard. Lives on the shard's thread.
 #[derive(Debug)]
@@ -29,8 +28,9 @@ pub struct Clock {
     started: Instant,
     monotonic: Cell<Duration>,
     wall_ms: Cell<i64>,
-    timers: RefCell<BTreeMap<TimerKey, Waker>>,
-    timers_made: Cell<u64>,
+    timers: RefCell<Wheel>,
+    /// Empty; kept for its memory.
+    fired: RefCell<Vec<Waker>>,
     stopped: Cell<bool>,
 }
 
@@ -71,7 +71,7 @@ impl Clock {
     /// Timers that wait.
     #[must_use]
     pub fn timers(&self) -> usize {
-        self.timers.borrow().len()
+        self.timers.borrow().count()
     }
 
     /// Is over after `duration`, at the next tick.
@@ -81,7 +81,7 @@ impl Clock {
 
     /// Is over at the first tick when `monotonic` has reached `due`.
     pub fn sleep_until(self: &Rc<Self>, due: Duration) -> Sleep {
-        Sleep { clock: Rc::clone(self), due, number: None }
+        Sleep { clock: Rc::clone(self), due, timer: None }
     }
 
     /// Runs `future` until it is done or `duration` is over; then it is dropped and the answer is `None`. Not for
@@ -101,8 +101,8 @@ impl Clock {
             started: Instant::now(),
             monotonic: Cell::new(Duration::ZERO),
             wall_ms: Cell::new(wall_ms()),
-            timers: RefCell::default(),
-            timers_made: Cell::new(0),
+            timers: RefCell::new(Wheel::new()),
+            fired: RefCell::default(),
             stopped: Cell::new(false),
         });
         CURRENT.with(|current| current.replace(Some(Rc::clone(&clock))));
@@ -127,19 +127,17 @@ impl Clock {
     fn advance(&self) {
         self.monotonic.set(self.started.elapsed());
         self.wall_ms.set(wall_ms());
-        let now = self.monotonic.get();
-        loop {
-            // Not woken under the borrow: what a waker wakes or drops may have timers of its own.
-            let waker = {
-                let mut timers = self.timers.borrow_mut();
-                match timers.first_entry() {
-                    Some(first) if first.key().0 <= now => first.remove(),
-                    _ => break,
-                }
-            };
-            waker.wake();
-        }
+        let mut fired = self.fired.take();
+        self.timers.borrow_mut().advance(whole_ms(self.monotonic.get()), &mut fired);
+        // Not woken under the borrow: what a waker wakes or drops may have timers of its own.
+        fired.drain(..).for_each(Waker::wake);
+        self.fired.replace(fired);
     }
+}
+
+/// Whole milliseconds that have passed.
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Says that this thread's shard has work, so that it is ticked often. Does nothing on other threads.
@@ -170,8 +168,8 @@ fn wall_ms() -> i64 {
 pub struct Sleep {
     clock: Rc<Clock>,
     due: Duration,
-    /// The number of the timer, once it is set.
-    number: Option<u64>,
+    /// Once it is set.
+    timer: Option<TimerKey>,
 }
 
 impl Future for Sleep {
@@ -181,16 +179,22 @@ impl Future for Sleep {
         if self.clock.monotonic() >= self.due {
             return Poll::Ready(());
         }
-        let number = match self.number {
-            Some(number) => number,
+        let mut timers = self.clock.timers.borrow_mut();
+        let set = self.timer.and_then(|key| timers.waker_mut(key));
+        let replaced = match set {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            Some(waker) => Some(std::mem::replace(waker, cx.waker().clone())),
             None => {
-                let number = self.clock.timers_made.get();
-                self.clock.timers_made.set(number + 1);
-                self.number = Some(number);
-                number
+                // Rounded up: a timer that fires is due.
+                let due_ms = whole_ms(self.due + Duration::from_nanos(999_999));
+                let key = timers.insert(due_ms, cx.waker().clone());
+                drop(timers);
+                self.timer = Some(key);
+                return Poll::Pending;
             }
         };
-        let replaced = self.clock.timers.borrow_mut().insert((self.due, number), cx.waker().clone());
+        // The old waker goes after the borrow, since dropping one may drop a task with timers of its own.
+        drop(timers);
         drop(replaced);
         Poll::Pending
     }
@@ -198,8 +202,8 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            let removed = self.clock.timers.borrow_mut().remove(&(self.due, number));
+        if let Some(key) = self.timer {
+            let removed = self.clock.timers.borrow_mut().remove(key);
             drop(removed);
         }
     }
@@ -225,5 +229,83 @@ impl Future for Ticks {
         self.clock.pulse.answer();
         self.clock.advance();
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::spawn_joined;
+    use crate::test_support::on_shard;
+
+    #[test]
+    fn sleeps_are_over_in_order_and_never_early() {
+        on_shard(|_| async {
+            let clock = Clock::current();
+            let order = Rc::new(RefCell::new(Vec::new()));
+            let tasks: Vec<_> = [40, 5, 20, 1, 10]
+                .map(|ms| {
+                    let (clock, order) = (Rc::clone(&clock), Rc::clone(&order));
+                    spawn_joined(async move {
+                        let begun = Instant::now();
+                        clock.sleep(Duration::from_millis(ms)).await;
+                        assert!(begun.elapsed() >= Duration::from_millis(ms));
+                        order.borrow_mut().push(ms);
+                    })
+                })
+                .into();
+            for task in tasks {
+                task.await;
+            }
+            // Timers of one tick may end in any order: these are further apart than a busy tick, not than an idle one.
+            let order = order.borrow();
+            assert_eq!(order.last(), Some(&40));
+            assert_eq!(clock.timers(), 0);
+        });
+    }
+
+    #[test]
+    fn a_dropped_sleep_takes_its_timer_away() {
+        on_shard(|_| async {
+            let clock = Clock::current();
+            let done = clock.timeout(Duration::from_secs(3600), async { 1 }).await;
+            assert_eq!(done, Some(1));
+            let mut sleep = Box::pin(clock.sleep(Duration::from_secs(3600)));
+            let over = clock.timeout(Duration::from_millis(5), sleep.as_mut()).await;
+            assert!(over.is_none());
+            assert_eq!(clock.timers(), 1);
+            drop(sleep);
+            assert_eq!(clock.timers(), 0);
+        });
+    }
+
+    #[test]
+    fn the_clock_moves_with_the_ticks() {
+        on_shard(|_| async {
+            let clock = Clock::current();
+            let (wall, monotonic) = (clock.now_ms(), clock.monotonic());
+            clock.sleep(Duration::from_millis(30)).await;
+            assert!(clock.monotonic() >= monotonic + Duration::from_millis(30));
+            assert!(clock.now_ms() > wall);
+            assert!((clock.now_ms() - wall_ms()).abs() < 5_000);
+            assert!(clock.pulse().ticks() > 0);
+        });
+    }
+
+    #[test]
+    fn a_stall_is_measured() {
+        on_shard(|_| async {
+            let clock = Clock::current();
+            clock.sleep(Duration::from_millis(5)).await;
+            clock.pulse().take_stall_max();
+            // A task that neither waits nor yields.
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(150) {
+                std::hint::spin_loop();
+            }
+            clock.sleep(Duration::from_millis(5)).await;
+            assert!(clock.pulse().stall_max() > Duration::from_millis(50), "{:?}", clock.pulse().stall_max());
+            assert!(clock.pulse().stalled_for() < Duration::from_secs(5));
+        });
     }
 }

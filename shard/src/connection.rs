@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +22,7 @@ use crate::dispatch;
 use crate::net::Stream;
 use crate::runtime::{spawn_local, yield_if_needed};
 use crate::shard::Shard;
-use crate::signal::Signal;
+use crate::signal::{Broadcast, Signal};
 
 /// Slices given to one sendmsg: the kernel takes up to 1024.
 const SLICES_MAX: usize = 256;
@@ -76,7 +76,9 @@ pub(crate) struct Connection {
     /// The socket is full: the writer task is at it.
     blocked: Cell<bool>,
     writer_wanted: Signal,
-    drained: Signal,
+    drained: Broadcast,
+    /// Raised when the connection closes: parked fetches then end.
+    parked: RefCell<Vec<Weak<Signal>>>,
     touched: Cell<bool>,
     /// When the socket became full, while it is.
     blocked_since: Cell<Option<Duration>>,
@@ -96,7 +98,8 @@ impl Connection {
             out_bytes: Cell::new(0),
             blocked: Cell::new(false),
             writer_wanted: Signal::default(),
-            drained: Signal::default(),
+            drained: Broadcast::default(),
+            parked: RefCell::default(),
             touched: Cell::new(false),
             blocked_since: Cell::new(None),
             requests: Cell::new(0),
@@ -221,6 +224,18 @@ impl Connection {
         self.out_bytes.set(0);
         self.writer_wanted.raise();
         self.drained.raise();
+        for parked in self.parked.take() {
+            if let Some(parked) = parked.upgrade() {
+                parked.raise();
+            }
+        }
+    }
+
+    /// Raises `signal` when the connection closes.
+    pub(crate) fn when_closed(&self, signal: &Rc<Signal>) {
+        let mut parked = self.parked.borrow_mut();
+        parked.retain(|other| other.strong_count() > 0);
+        parked.push(Rc::downgrade(signal));
     }
 
     /// The task that sends when the socket was full.

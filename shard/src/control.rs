@@ -11,7 +11,8 @@ use ringmain_core::limits::BROKER_TOPICS_MAX;
 use ringmain_core::topic::{TopicChange, TopicInfo};
 
 use crate::catalog::{Catalog, CatalogTopic};
-use crate::mailbox::{Done, Mailbox, ShardCommand};
+use crate::command::{Done, ShardCommand};
+use crate::mailbox::MailboxSender;
 use crate::metrics::ShardMetrics;
 use crate::routing::PlacedTopic;
 
@@ -38,17 +39,20 @@ type Callback = Box<dyn FnOnce(Result<(), ApplyError>) + Send>;
 #[derive(Debug, Default)]
 pub(crate) struct Placements {
     topics: HashMap<TopicId, Arc<PlacedTopic>>,
+    /// For each topic the epoch of each store's shard when the store was made.
+    created_epochs: HashMap<TopicId, Vec<u32>>,
     /// Stores on each shard.
     load: Vec<usize>,
 }
 
 impl Placements {
     /// The placements that the catalog has.
-    pub(crate) fn new(shards: u16, topics: impl Iterator<Item = Arc<PlacedTopic>>) -> Self {
-        let mut placements = Self { topics: HashMap::new(), load: vec![0; usize::from(shards)] };
-        for topic in topics {
-            placements.count(&topic, 1);
-            placements.topics.insert(topic.info.id, topic);
+    pub(crate) fn new(shards: u16, topics: &[(Arc<PlacedTopic>, Vec<Epoch>)]) -> Self {
+        let mut placements = Self { load: vec![0; usize::from(shards)], ..Self::default() };
+        for (topic, epochs) in topics {
+            placements.count(topic, 1);
+            placements.topics.insert(topic.info.id, Arc::clone(topic));
+            placements.created_epochs.insert(topic.info.id, epochs.iter().map(|epoch| epoch.0).collect());
         }
         placements
     }
@@ -91,7 +95,7 @@ impl BrokerControl {
     pub(crate) fn start(
         catalog: Catalog,
         placements: Placements,
-        mailboxes: Vec<Arc<Mailbox>>,
+        mailboxes: Vec<MailboxSender<ShardCommand>>,
         metrics: Vec<Arc<ShardMetrics>>,
     ) -> Self {
         let infos = placements.topics.values().map(|topic| (topic.info.id, topic.info.clone())).collect();
@@ -134,7 +138,7 @@ impl BrokerControl {
 struct Worker {
     catalog: Catalog,
     placements: Placements,
-    mailboxes: Vec<Arc<Mailbox>>,
+    mailboxes: Vec<MailboxSender<ShardCommand>>,
     metrics: Vec<Arc<ShardMetrics>>,
     topics: Arc<Mutex<HashMap<TopicId, TopicInfo>>>,
 }
@@ -158,10 +162,7 @@ impl Worker {
             return done(Ok(()));
         }
         let store_shards = self.placements.place(&info);
-        let mut epochs = match self.catalog.topic(info.id) {
-            Some(topic) => topic.created_epochs.clone(),
-            None => Vec::new(),
-        };
+        let mut epochs = self.placements.created_epochs.get(&info.id).cloned().unwrap_or_default();
         for &shard in store_shards.iter().skip(epochs.len()) {
             // The epoch fits: the gauge was set from a u32.
             epochs.push(self.metrics[usize::from(shard)].epoch.get() as u32);
@@ -177,12 +178,13 @@ impl Worker {
         }
         self.placements.count(&topic, 1);
         self.placements.topics.insert(info.id, Arc::clone(&topic));
+        self.placements.created_epochs.insert(info.id, epochs.clone());
         self.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(info.id, info);
         let done = Done::new(Box::new(move || done(Ok(()))));
         let created_epochs: Vec<Epoch> = epochs.into_iter().map(Epoch).collect();
         for mailbox in &self.mailboxes {
             // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.send(ShardCommand::PutTopic {
+            let _ = mailbox.try_send(ShardCommand::PutTopic {
                 topic: Arc::clone(&topic),
                 created_epochs: created_epochs.clone(),
                 done: Arc::clone(&done),
@@ -197,6 +199,7 @@ impl Worker {
         if let Err(error) = self.catalog.delete(id, version) {
             return done(Err(ApplyError::Catalog(error.to_string())));
         }
+        self.placements.created_epochs.remove(&id);
         if let Some(topic) = self.placements.topics.remove(&id) {
             self.placements.count(&topic, -1);
         }
@@ -204,7 +207,7 @@ impl Worker {
         let done = Done::new(Box::new(move || done(Ok(()))));
         for mailbox in &self.mailboxes {
             // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
+            let _ = mailbox.try_send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
         }
     }
 }

@@ -179,11 +179,11 @@ impl DataDir {
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes) || !segment_bytes.is_multiple_of(4096) {
             return Err(DataDirError::SegmentBytes(segment_bytes));
         }
-        // Everything else is made after the identity, so data without one is no half-made directory.
+        // Segments and catalog are made after the identity, so one of them without it is no half-made directory.
         for entry in fs::read_dir(path).map_err(DataDirError::io("list", path))? {
             let name = entry.map_err(DataDirError::io("list", path))?.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with("shard-") || name == "catalog.log" || name == "master" {
+            if name.starts_with("shard-") || name == "catalog.log" {
                 return Err(DataDirError::IdentityMissing(path.to_owned()));
             }
         }

@@ -190,19 +190,14 @@ async fn gather(shard: &Rc<Shard>, topic: &PlacedTopic, asked: Vec<u32>) -> Vec<
         let here = if owner == shard.id {
             offsets_of(shard, topic.info.id, &partitions)
         } else {
-            let (request, answered) = shard.hops.open();
-            let message = MeshRequest::Offsets { request, topic: topic.info.id, partitions: partitions.clone() };
-            let patience = std::time::Duration::from_secs(10);
+            let message = MeshRequest::Offsets { topic: topic.info.id, partitions: partitions.clone() };
             let reply = match shard.send_to(owner, message).await {
-                Ok(()) => shard.clock.timeout(patience, answered.take()).await,
-                Err(_) => None,
+                Some(call) => shard.clock.timeout(std::time::Duration::from_secs(10), call).await,
+                None => None,
             };
             match reply {
-                Some(MeshReply::Offsets { partitions, .. }) => partitions,
-                _ => {
-                    shard.hops.forget(request);
-                    partitions.iter().map(|&partition| missing(partition, ErrorCode::SERVER_BUSY)).collect()
-                }
+                Some(Ok(MeshReply::Offsets(partitions))) => partitions,
+                _ => partitions.iter().map(|&partition| missing(partition, ErrorCode::SERVER_BUSY)).collect(),
             }
         };
         found.extend(here.into_iter().map(|offsets| (offsets.partition, offsets)));

@@ -16,8 +16,7 @@ use ringmain_wire::fetch::{
 
 use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
-use crate::mesh::Ticket;
-use crate::mesh_message::{MeshReply, MeshRequest};
+use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Signal;
@@ -55,7 +54,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
         if owner == shard.id {
-            let fetched = fetch_here(&shard, &request, || connection.is_closed()).await;
+            let fetched = fetch_here(&shard, &request, Some(&connection)).await;
             connection.reply_room().await;
             answer(&shard, &connection, correlation_id, fetched);
         } else {
@@ -98,37 +97,42 @@ fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetch
     });
 }
 
-/// Serves a fetch on the owner, with waiting. `gone` says when nobody wants the answer any more.
-pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, gone: impl Fn() -> bool) -> Fetched {
+/// Serves a fetch on the owner, with waiting; it ends early when the client has gone.
+pub(crate) async fn fetch_here(
+    shard: &Rc<Shard>,
+    request: &FetchRequest,
+    client: Option<&Rc<Connection>>,
+) -> Fetched {
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
     let mut parked_before = false;
+    // Told of changes from before the first look on, so that none between a look and a wait is missed.
+    let signal = Rc::new(Signal::default());
+    if let Some(client) = client {
+        client.when_closed(&signal);
+    }
     loop {
+        for partition in &request.partitions {
+            shard.parked.park(partition.key, &signal);
+        }
         let mut attempt = Attempt::from_memory(shard, request);
         let disk = std::mem::take(&mut attempt.disk);
         if !disk.is_empty() {
             attempt.read_disk(shard, request, disk, parked_before).await;
         }
         let left = due.saturating_sub(shard.clock.exact());
-        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone() {
+        let gone = client.is_some_and(|client| client.is_closed());
+        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone {
+            for partition in &request.partitions {
+                shard.parked.unpark(partition.key, &signal);
+            }
             return attempt.fetched;
         }
         attempt.fetched.release(shard);
-        park(shard, request, left).await;
+        let parked = ParkedGuard::new(shard);
+        shard.clock.timeout(left, signal.wait()).await;
+        drop(parked);
         parked_before = true;
-    }
-}
-
-async fn park(shard: &Rc<Shard>, request: &FetchRequest, left: Duration) {
-    let signal = Rc::new(Signal::default());
-    for partition in &request.partitions {
-        shard.parked.park(partition.key, &signal);
-    }
-    let parked = ParkedGuard::new(shard);
-    shard.clock.timeout(left, signal.wait()).await;
-    drop(parked);
-    for partition in &request.partitions {
-        shard.parked.unpark(partition.key, &signal);
     }
 }
 
@@ -301,38 +305,35 @@ async fn fetch_there(
     fetch: FetchRequest,
 ) {
     let patience = Duration::from_millis(u64::from(fetch.wait_ms_max.min(FETCH_WAIT_MS_MAX))) + Duration::from_secs(10);
-    let (request, answered) = shard.hops.open();
-    if shard.send_to(owner, MeshRequest::Fetch { request, fetch }).await.is_err() {
-        shard.hops.forget(request);
+    let Some(call) = shard.send_to(owner, MeshRequest::Fetch(fetch)).await else {
         let message = format!("shard {owner} has too many requests waiting");
         return shard.answer_error(connection, correlation_id, ErrorCode::SERVER_BUSY, message);
-    }
-    match shard.clock.timeout(patience, answered.take()).await {
-        Some(MeshReply::Fetch { outcomes, payload, .. }) => {
+    };
+    match shard.clock.timeout(patience, call).await {
+        Some(Ok(MeshReply::Fetch { outcomes, payload })) => {
             connection.reply_room().await;
             let bytes = payload.len();
             let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
             answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, news: false });
         }
         Some(_) | None => {
-            shard.hops.forget(request);
             let message = format!("shard {owner} did not answer");
-            shard.answer_error(connection, correlation_id, ErrorCode::INTERNAL, message);
+            shard.answer_error(connection, correlation_id, ErrorCode::UNAVAILABLE, message);
         }
     }
 }
 
 /// A hop's fetch on the owner: the answer is copied, since blocks are never shared across threads.
-pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: Ticket, request: u64, fetch: FetchRequest) {
+pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: HopTicket, fetch: FetchRequest) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
-        let fetched = fetch_here(&shard, &fetch, || false).await;
+        let fetched = fetch_here(&shard, &fetch, None).await;
         let mut payload = Vec::with_capacity(fetched.bytes);
         for part in &fetched.parts {
             payload.extend_from_slice(part.as_bytes(&shard));
         }
         fetched.release(&shard);
         let payload = Bytes::from(payload);
-        shard.reply_to(ticket, MeshReply::Fetch { request, outcomes: fetched.outcomes, payload });
+        ticket.reply(MeshReply::Fetch { outcomes: fetched.outcomes, payload });
     });
 }

@@ -10,7 +10,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringmain_core::acks::{RunMark, Taken};
-use ringmain_core::block::BlockMemory;
 use ringmain_core::crc::Crc32c;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry, encode_directory};
 use ringmain_core::flush::{FlushPlan, FlushScope, PlannedRun};
@@ -139,7 +138,7 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
         let mut at = place as usize;
         for span in &run.spans {
             let bytes = span.bytes as usize;
-            image.put_summed(at, shard.memory.read(span.block, span.at as usize, bytes), &mut crc);
+            image.put_summed(at, shard.memory.read(span.block.0, span.at as usize, bytes), &mut crc);
             at += bytes;
             copied += bytes;
             if copied >= COPY_SLICE_BYTES {

@@ -13,8 +13,9 @@ use crate::admin::AdminService;
 use crate::broker::ArenaChoice;
 use crate::clock::sleep;
 use crate::connection::{self, Connection};
-use crate::mailbox::{Mailbox, ShardCommand};
-use crate::mesh::{Incoming, Mesh};
+use crate::command::ShardCommand;
+use crate::mailbox::{Mailbox, MailboxSender};
+use crate::mesh::MeshEnd;
 use crate::mesh_message::{MeshReply, MeshRequest};
 use crate::metrics::ShardMetrics;
 use crate::net::{BoundListener, Listener};
@@ -40,20 +41,19 @@ pub(crate) struct Life {
     /// All topics of the broker, with the epoch of each store's shard when it was made.
     pub(crate) topics: Vec<(Arc<PlacedTopic>, Vec<Epoch>)>,
     pub(crate) admin: Arc<dyn AdminService>,
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) mail: MailboxSender<ShardCommand>,
     pub(crate) metrics: Arc<ShardMetrics>,
-    pub(crate) mesh: Mesh<MeshRequest, MeshReply>,
+    pub(crate) mesh: MeshEnd<MeshRequest, MeshReply>,
     /// Told once when recovery is over.
     pub(crate) ready: SyncSender<Result<(), String>>,
 }
 
 /// Runs a shard from recovery to its end. The result says whether it ended clean.
-pub(crate) async fn live(life: Life) -> Result<(), String> {
-    let (ready, mailbox) = (life.ready.clone(), Arc::clone(&life.mailbox));
+pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Result<(), String> {
+    let ready = life.ready.clone();
     let shard = match start::start(life).await {
         Ok(shard) => shard,
         Err(reason) => {
-            mailbox.close();
             // The one who waits takes just one message.
             let _ = ready.send(Err(reason.clone()));
             return Err(reason);
@@ -64,13 +64,13 @@ pub(crate) async fn live(life: Life) -> Result<(), String> {
     spawn_local(sweep(Rc::clone(&shard)));
     // Both sides of the channel live as long as the broker starts.
     let _ = ready.send(Ok(()));
-    serve_mail(&shard).await;
+    serve_mail(&shard, &mut mailbox).await;
     stop(&shard, flusher).await
 }
 
-async fn serve_mail(shard: &Rc<Shard>) {
+async fn serve_mail(shard: &Rc<Shard>, mailbox: &mut Mailbox<ShardCommand>) {
     loop {
-        match shard.mailbox.receive().await {
+        match mailbox.recv().await {
             ShardCommand::PutTopic { topic, created_epochs, done } => {
                 start::take_topic(&mut shard.store.borrow_mut(), shard.id, &topic, &created_epochs);
                 shard.routing.borrow_mut().put(topic);
@@ -140,23 +140,15 @@ async fn accept(shard: Rc<Shard>, listener: BoundListener) {
 
 async fn answer_mesh(shard: Rc<Shard>) {
     loop {
-        match shard.mesh.receive().await {
-            Incoming::Request { ticket, message } => match message {
-                MeshRequest::Produce { request, batches, timeout_ms } => {
-                    produce::produce_for(&shard, ticket, request, &batches, timeout_ms);
-                }
-                MeshRequest::Fetch { request, fetch } => fetch::fetch_for(&shard, ticket, request, fetch),
-                MeshRequest::Offsets { request, topic, partitions } => {
-                    let partitions = dispatch::offsets_of(&shard, topic, &partitions);
-                    shard.reply_to(ticket, MeshReply::Offsets { request, partitions });
-                }
-            },
-            Incoming::Reply { message } => match message {
-                MeshReply::Produce { request, outcomes } => produce::hop_done(&shard, request, outcomes),
-                MeshReply::Fetch { request, .. } | MeshReply::Offsets { request, .. } => {
-                    shard.hops.arrived(request, message);
-                }
-            },
+        let (ticket, request) = shard.mesh.next_request().await;
+        match request {
+            MeshRequest::Produce { batches, timeout_ms } => {
+                produce::produce_for(&shard, ticket, &batches, timeout_ms);
+            }
+            MeshRequest::Fetch(fetch) => fetch::fetch_for(&shard, ticket, fetch),
+            MeshRequest::Offsets { topic, partitions } => {
+                ticket.reply(MeshReply::Offsets(dispatch::offsets_of(&shard, topic, &partitions)));
+            }
         }
         shard.flush_touched();
     }
@@ -187,8 +179,6 @@ async fn stop(shard: &Rc<Shard>, flusher: Joined<()>) -> Result<(), String> {
     for connection in connections {
         connection.close(shard);
     }
-    shard.mailbox.close();
-    shard.mesh.close();
     if result.is_ok() {
         shard.memory.remove().map_err(|error| format!("shard {}: {error}", shard.id))?;
         tracing::info!(shard = shard.id.0, "stopped clean");

@@ -21,7 +21,7 @@ use ringmain_core::log::{LogTail, SegmentEnd};
 use ringmain_core::segment::file_name;
 use ringmain_core::store::ShardStore;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, sleep};
 use crate::extent_image::ExtentImage;
 use crate::files::{FileError, LogFile, WriteBuffer, sync_dir};
 use crate::flush::synced_up_to;
@@ -29,7 +29,7 @@ use crate::metrics::ShardMetrics;
 use crate::recycle::RecyclePool;
 use crate::runtime::spawn_joined;
 use crate::shard::Shard;
-use crate::signal::Signal;
+use crate::signal::Broadcast;
 
 /// An extent that is being written, with what its completion means.
 pub(crate) struct Written {
@@ -93,7 +93,6 @@ pub(crate) struct LogWriterStart {
 /// The writer of one shard log.
 pub(crate) struct LogWriter {
     dir: PathBuf,
-    segment_bytes: u64,
     tail: RefCell<LogTail>,
     pub(crate) index: RefCell<LogIndex>,
     file: RefCell<Option<LogFile>>,
@@ -103,9 +102,11 @@ pub(crate) struct LogWriter {
     ack_driven: Cell<usize>,
     next_is_ack_driven: Cell<bool>,
     syncing: Cell<bool>,
+    /// The newest segment that has its footer.
+    sealed: Cell<Option<SegmentSequence>>,
     last_sync: Cell<Duration>,
     /// Something completed: a roll or stop that waits looks again.
-    progress: Signal,
+    progress: Broadcast,
     pub(crate) recycle: RecyclePool,
     metrics: Arc<ShardMetrics>,
 }
@@ -116,7 +117,6 @@ impl LogWriter {
         Self {
             recycle: RecyclePool::new(start.dir.clone(), start.segment_bytes),
             dir: start.dir,
-            segment_bytes: start.segment_bytes,
             tail: RefCell::new(start.tail),
             index: RefCell::new(start.index),
             file: RefCell::new(start.file),
@@ -125,8 +125,9 @@ impl LogWriter {
             ack_driven: Cell::new(0),
             next_is_ack_driven: Cell::new(false),
             syncing: Cell::new(false),
+            sealed: Cell::new(None),
             last_sync: Cell::new(Duration::ZERO),
-            progress: Signal::default(),
+            progress: Broadcast::default(),
             metrics: start.metrics,
         }
     }
@@ -287,7 +288,15 @@ impl LogWriter {
         self.sync_all(shard).await?;
         let checkpoint = checkpoint_of(&shard.store.borrow(), false, shard.clock.now_ms());
         self.seal_open().await.map_err(|error| error.to_string())?;
-        self.open_next(shard.clock.now_ms()).await.map_err(|error| error.to_string())?;
+        loop {
+            match self.open_next(shard.clock.now_ms()).await {
+                Ok(()) => break,
+                Err(error) if error.is_full() && !shard.stopping.get() => wait_for_space(shard, &error).await,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        shard.disk_full.set(false);
+        shard.metrics.disk_full.set(0);
         self.write_checkpoint(&checkpoint).await?;
         self.note_synced(&shard.clock);
         Ok(())
@@ -340,6 +349,10 @@ impl LogWriter {
     /// Writes the footer of the open segment, if one is open, and cuts the file behind it.
     async fn seal_open(&self) -> Result<(), FileError> {
         let Some(end) = self.tail.borrow().segment_end() else { return Ok(()) };
+        if self.sealed.get() == Some(end.segment) {
+            // By a roll that found no room for the next one.
+            return Ok(());
+        }
         let Some(file) = self.file.borrow().clone() else { return Ok(()) };
         let entries = self.index.borrow_mut().active_mut(end.segment).map_or_else(Vec::new, |active| active.sorted());
         let footer = encode_footer(&entries, &end);
@@ -348,6 +361,7 @@ impl LogWriter {
         file.truncate(footer_end).await?;
         file.fdatasync().await?;
         self.seal_in_index(&entries, &end);
+        self.sealed.set(Some(end.segment));
         Ok(())
     }
 
@@ -390,15 +404,24 @@ impl LogWriter {
     pub(crate) fn path_of(&self, segment: SegmentSequence) -> PathBuf {
         self.dir.join(file_name(segment))
     }
-
-    /// Size of a segment.
-    pub(crate) const fn segment_bytes(&self) -> u64 {
-        self.segment_bytes
-    }
 }
 
 fn checkpoint_extent_bytes(checkpoint: &Checkpoint) -> u32 {
     Layout::of_checkpoint(checkpoint.encode().len()).extent_bytes
+}
+
+/// There is no room for another segment. Nothing was written, so this is no failure: produces are refused and the
+/// flusher tries again until there is room.
+async fn wait_for_space(shard: &Rc<Shard>, error: &FileError) {
+    if !shard.disk_full.replace(true) {
+        tracing::error!(
+            shard = shard.id.0,
+            "the disk is full, produces are refused until there is room for a segment (delete topics or files): {error}"
+        );
+    }
+    shard.metrics.disk_full.set(1);
+    shard.memory_freed.raise();
+    sleep(Duration::from_millis(500)).await;
 }
 
 /// What a checkpoint says of a store whose planned batches are all flushed.

@@ -1,97 +1,108 @@
-//! Messages to a shard from threads that are no shards: the control plane and the main thread. Rare, so a mutex will do.
+//! Messages to a shard from threads that are no shards: changes of topics, questions, the order to stop.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
-use ringmain_core::ids::{Epoch, TopicId};
+use crate::clock::mark_busy;
+use crate::doorbell::Doorbell;
 
-use crate::net::BoundListener;
-use crate::routing::PlacedTopic;
+/// What sender and shard share.
+#[derive(Debug)]
+struct Shared<T> {
+    /// `None` once the shard has left.
+    messages: Mutex<Option<VecDeque<T>>>,
+    capacity: usize,
+    doorbell: Doorbell,
+}
 
-/// Commands that may wait for a shard.
-const MAILBOX_MAX: usize = 200_000;
-
-/// Calls back when its last clone is dropped: when every shard has carried out the command, or has ended.
-pub(crate) struct Done(Option<Box<dyn FnOnce() + Send>>);
-
-impl Done {
-    /// To be cloned for each shard that gets the command.
-    pub(crate) fn new(callback: Box<dyn FnOnce() + Send>) -> Arc<Self> {
-        Arc::new(Self(Some(callback)))
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, Option<VecDeque<T>>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Done {
-    fn drop(&mut self) {
-        if let Some(callback) = self.0.take() {
-            callback();
-        }
+/// The way in; may be cloned and used on any thread.
+#[derive(Debug)]
+pub struct MailboxSender<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for MailboxSender<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-/// What a shard is told to do.
-pub(crate) enum ShardCommand {
-    /// A topic is new or changed.
-    PutTopic { topic: Arc<PlacedTopic>, created_epochs: Vec<Epoch>, done: Arc<Done> },
-    /// A topic is gone.
-    DeleteTopic { id: TopicId, version: u64, done: Arc<Done> },
-    /// The master's answer to a request of a connection.
-    AdminReply { connection: u64, frame: Vec<u8> },
-    /// All shards are ready: serve clients.
-    Serve { listeners: Vec<BoundListener> },
-    /// Flush, sync, checkpoint and end.
-    Stop,
+/// Why a message was not taken; it comes back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError<T> {
+    /// As many wait as may.
+    #[error("the shard has too many messages waiting")]
+    Full(T),
+    /// The shard has stopped.
+    #[error("the shard has stopped")]
+    Stopped(T),
 }
 
-/// The mailbox of one shard.
-#[derive(Default)]
-pub(crate) struct Mailbox {
-    inner: Mutex<Inner>,
-}
-
-#[derive(Default)]
-struct Inner {
-    commands: VecDeque<ShardCommand>,
-    waker: Option<Waker>,
-    closed: bool,
-}
-
-impl Mailbox {
-    /// Puts a command in; gives it back when the shard has ended or does not come round to its mail.
-    pub(crate) fn send(&self, command: ShardCommand) -> Result<(), ShardCommand> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.closed || inner.commands.len() >= MAILBOX_MAX {
-            return Err(command);
+impl<T> MailboxSender<T> {
+    /// Puts a message in.
+    ///
+    /// # Errors
+    /// When the mailbox is full or its shard has stopped.
+    pub fn try_send(&self, message: T) -> Result<(), SendError<T>> {
+        match self.shared.lock().as_mut() {
+            None => return Err(SendError::Stopped(message)),
+            Some(messages) if messages.len() >= self.shared.capacity => return Err(SendError::Full(message)),
+            Some(messages) => messages.push_back(message),
         }
-        inner.commands.push_back(command);
-        // A clone stays: the task may be stuck with its first wake-up, and wake_by_ref from outside frees it.
-        if let Some(waker) = &inner.waker {
-            waker.wake_by_ref();
-        }
+        self.shared.doorbell.ring();
         Ok(())
     }
+}
 
-    /// The next command, for the shard's own task.
-    pub(crate) async fn receive(&self) -> ShardCommand {
-        std::future::poll_fn(|context: &mut Context<'_>| {
-            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            match inner.commands.pop_front() {
-                Some(command) => Poll::Ready(command),
-                None => {
-                    inner.waker = Some(context.waker().clone());
-                    Poll::Pending
-                }
+/// The shard's end. May go to its thread before it is used, and then stays there.
+#[derive(Debug)]
+pub struct Mailbox<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// Makes a mailbox for at most `capacity` messages that wait.
+#[must_use]
+pub fn mailbox<T>(capacity: usize) -> (MailboxSender<T>, Mailbox<T>) {
+    let messages = Mutex::new(Some(VecDeque::new()));
+    let shared = Arc::new(Shared { messages, capacity, doorbell: Doorbell::default() });
+    (MailboxSender { shared: Arc::clone(&shared) }, Mailbox { shared })
+}
+
+impl<T> Mailbox<T> {
+    /// The next message. May be dropped: nothing is lost.
+    pub async fn recv(&mut self) -> T {
+        let message = poll_fn(|cx| {
+            self.shared.doorbell.awake();
+            if let Some(message) = self.try_recv() {
+                return Poll::Ready(message);
             }
+            self.shared.doorbell.sleep(cx.waker());
+            self.try_recv().map_or(Poll::Pending, Poll::Ready)
         })
-        .await
+        .await;
+        mark_busy();
+        message
     }
 
-    /// The shard ends: whoever sends now gets the command back. Called on the shard's thread, which made the waker.
-    pub(crate) fn close(&self) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.closed = true;
-        inner.waker = None;
-        inner.commands.clear();
+    /// The next message, if one waits.
+    pub fn try_recv(&mut self) -> Option<T> {
+        self.shared.lock().as_mut().and_then(VecDeque::pop_front)
+    }
+}
+
+impl<T> Drop for Mailbox<T> {
+    fn drop(&mut self) {
+        self.shared.doorbell.leave();
+        // Not dropped under the lock: what a message drops may send another.
+        let left = self.shared.lock().take();
+        drop(left);
     }
 }

@@ -112,6 +112,8 @@ shard_metrics! {
     gauge partitions,
     /// Produces refused because the disk could not keep up.
     counter busy_refusals_total,
+    /// 1 while there is no room for another segment.
+    gauge disk_full,
     /// 1 when the shard log has failed.
     gauge log_failed,
     /// The shard's epoch: how often memory was lost.

@@ -19,7 +19,8 @@ impl Parked {
     pub(crate) fn park(&self, key: PartitionKey, signal: &Rc<Signal>) {
         let mut by_key = self.by_key.borrow_mut();
         let waiting = by_key.entry(key).or_default();
-        waiting.retain(|other| other.strong_count() > 0);
+        let is_it = |other: &Weak<Signal>| std::ptr::eq(other.as_ptr(), Rc::as_ptr(signal));
+        waiting.retain(|other| other.strong_count() > 0 && !is_it(other));
         waiting.push(Rc::downgrade(signal));
     }
 

@@ -16,12 +16,14 @@ use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::produce::{ProduceOutcome, ProduceRequest, encode_produce_response, produced_batches};
 
 use crate::connection::Connection;
-use crate::mesh::Ticket;
-use crate::mesh_message::{MeshReply, MeshRequest};
+use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
+use crate::runtime::spawn_local;
 use crate::shard::Shard;
 
 /// How long a produce waits for memory before it is refused.
 const BUSY_PATIENCE: Duration = Duration::from_millis(500);
+/// How much longer than the owner a hop waits for its answer.
+const HOP_PATIENCE: Duration = Duration::from_secs(5);
 /// What a refused client is told to wait.
 const BUSY_RETRY_MS: u32 = 50;
 
@@ -30,7 +32,7 @@ pub(crate) enum ReplyTo {
     /// A client of this shard.
     Client { connection: Rc<Connection>, correlation_id: u64 },
     /// Another shard, which has the client.
-    Shard { ticket: Ticket, request: u64 },
+    Shard(RefCell<Option<HopTicket>>),
 }
 
 /// A produce until it is answered.
@@ -52,9 +54,6 @@ pub(crate) struct PendingProduce {
 pub(crate) struct Waits {
     by_token: HashMap<WaitToken, (Rc<PendingProduce>, usize)>,
     next_token: u64,
-    /// Hops to other shards, by request number: the produce and the places of the hop's batches in it.
-    hops: HashMap<u64, (Rc<PendingProduce>, Vec<usize>)>,
-    next_hop: u64,
 }
 
 impl Waits {
@@ -63,12 +62,6 @@ impl Waits {
         let token = WaitToken(self.next_token);
         self.by_token.insert(token, (Rc::clone(produce), at));
         token
-    }
-
-    fn register_hop(&mut self, produce: &Rc<PendingProduce>, places: Vec<usize>) -> u64 {
-        self.next_hop += 1;
-        self.hops.insert(self.next_hop, (Rc::clone(produce), places));
-        self.next_hop
     }
 }
 
@@ -139,26 +132,39 @@ async fn hop(
         .iter()
         .map(|&at| (batches[at].0, Bytes::copy_from_slice(batches[at].1), produce.outcomes.borrow()[at].level))
         .collect();
-    let request = shard.waits.borrow_mut().register_hop(produce, places);
-    let message = MeshRequest::Produce { request, batches: copies, timeout_ms };
-    let Err(MeshRequest::Produce { batches, .. }) = shard.send_to(owner, message).await else { return };
-    shard.metrics.busy_refusals_total.add(1);
-    let busy = |header: BatchHeader| ProduceOutcome {
-        retry_after_ms: BUSY_RETRY_MS,
-        ..refused(header.key, ErrorCode::SERVER_BUSY, format!("shard {owner} has too many requests waiting"))
+    let keys: Vec<PartitionKey> = places.iter().map(|&at| batches[at].0.key).collect();
+    let Some(call) = shard.send_to(owner, MeshRequest::Produce { batches: copies, timeout_ms }).await else {
+        shard.metrics.busy_refusals_total.add(1);
+        let busy = |&key: &PartitionKey| ProduceOutcome {
+            retry_after_ms: BUSY_RETRY_MS,
+            ..refused(key, ErrorCode::SERVER_BUSY, format!("shard {owner} has too many requests waiting"))
+        };
+        return produce.hop_done(shard, &places, keys.iter().map(busy).collect());
     };
-    hop_done(shard, request, batches.into_iter().map(|(header, _, _)| busy(header)).collect());
+    let (shard, produce) = (Rc::clone(shard), Rc::clone(produce));
+    spawn_local(async move {
+        // The owner answers what is overdue by itself; this is for an owner that does not come round to it.
+        let patience = Duration::from_millis(u64::from(timeout_ms)) + HOP_PATIENCE;
+        let outcomes = match shard.clock.timeout(patience, call).await {
+            Some(Ok(MeshReply::Produce(outcomes))) => outcomes,
+            Some(Ok(_)) | None => keys.iter().map(|&key| overdue(key)).collect(),
+            Some(Err(lost)) => {
+                keys.iter().map(|&key| refused(key, ErrorCode::UNAVAILABLE, lost.to_string())).collect()
+            }
+        };
+        produce.hop_done(&shard, &places, outcomes);
+        shard.flush_touched();
+    });
 }
 
 /// A hop's produce on the owner. Never waits: a shard always drains its incoming rings.
 pub(crate) fn produce_for(
     shard: &Rc<Shard>,
-    ticket: Ticket,
-    request: u64,
+    ticket: HopTicket,
     batches: &[(BatchHeader, Bytes, Durability)],
     timeout_ms: u32,
 ) {
-    let to = ReplyTo::Shard { ticket, request };
+    let to = ReplyTo::Shard(RefCell::new(Some(ticket)));
     let produce = PendingProduce::new(shard, to, timeout_ms, batches.len());
     for (header, bytes, asked) in batches {
         // Checked by the shard that received them; the topic may have gone meanwhile, which append notices.
@@ -213,6 +219,11 @@ fn append(
 ) -> Result<(), AppendError> {
     if shard.log_failed.get() {
         produce.push(store_failed(shard, header.key));
+        return Ok(());
+    }
+    if shard.disk_full.get() {
+        let message = "the disk has no room for another segment: delete topics or free space".into();
+        produce.push(ProduceOutcome { retry_after_ms: 1000, ..refused(header.key, ErrorCode::DISK_FULL, message) });
         return Ok(());
     }
     if shard.stopping.get() {
@@ -303,8 +314,10 @@ fn answer(shard: &Shard, to: &ReplyTo, outcomes: &[ProduceOutcome]) {
         ReplyTo::Client { connection, correlation_id } => connection.reply(shard, Vec::new(), |encoder, out| {
             encode_produce_response(encoder, *correlation_id, outcomes, out);
         }),
-        ReplyTo::Shard { ticket, request } => {
-            shard.reply_to(*ticket, MeshReply::Produce { request: *request, outcomes: outcomes.to_vec() });
+        ReplyTo::Shard(ticket) => {
+            if let Some(ticket) = ticket.take() {
+                ticket.reply(MeshReply::Produce(outcomes.to_vec()));
+            }
         }
     }
 }
@@ -346,6 +359,14 @@ impl PendingProduce {
         }
     }
 
+    /// The owner of the batches at `places` has answered.
+    fn hop_done(&self, shard: &Shard, places: &[usize], outcomes: Vec<ProduceOutcome>) {
+        for (&at, outcome) in places.iter().zip(outcomes) {
+            self.outcomes.borrow_mut()[at] = outcome;
+            self.finish_one(shard);
+        }
+    }
+
     fn answer(&self, shard: &Shard) {
         if self.answered.replace(true) {
             return;
@@ -356,15 +377,6 @@ impl PendingProduce {
             connection.requests.set(connection.requests.get() - 1);
         }
         answer(shard, &self.to, &self.outcomes.borrow());
-    }
-}
-
-/// The other shard has answered a hop.
-pub(crate) fn hop_done(shard: &Shard, request: u64, outcomes: Vec<ProduceOutcome>) {
-    let Some((produce, places)) = shard.waits.borrow_mut().hops.remove(&request) else { return };
-    for (at, outcome) in places.into_iter().zip(outcomes) {
-        produce.outcomes.borrow_mut()[at] = outcome;
-        produce.finish_one(shard);
     }
 }
 
@@ -396,9 +408,8 @@ pub(crate) fn answer_overdue(shard: &Shard) {
     let now = shard.clock.monotonic();
     let overdue: Vec<Rc<PendingProduce>> = {
         let waits = shard.waits.borrow();
-        let local = waits.by_token.values().map(|(produce, _)| produce);
-        let hops = waits.hops.values().map(|(produce, _)| produce);
-        local.chain(hops).filter(|produce| produce.is_overdue(now)).map(Rc::clone).collect()
+        let all = waits.by_token.values().map(|(produce, _)| produce);
+        all.filter(|produce| produce.is_overdue(now)).map(Rc::clone).collect()
     };
     for produce in overdue {
         produce.answer(shard);

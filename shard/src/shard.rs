@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringmain_core::acks::Acks;
-use ringmain_core::block::BlockMemory;
 use ringmain_core::fetch::Slice;
 use ringmain_core::ids::ShardId;
 use ringmain_core::store::ShardStore;
@@ -20,19 +19,23 @@ use crate::admin::AdminService;
 use crate::arena::Arena;
 use crate::catch_up::Readers;
 use crate::clock::Clock;
+use crate::command::ShardCommand;
 use crate::connection::{Connection, Part};
 use crate::log_writer::LogWriter;
-use crate::mailbox::{Mailbox, ShardCommand};
-use crate::mesh::{Mesh, SendError, Ticket};
-use crate::mesh_message::{Hops, MeshReply, MeshRequest};
+use crate::mailbox::MailboxSender;
+use crate::mesh::{Call, NoCredit};
+use crate::mesh_message::{MeshReply, MeshRequest, ShardMesh};
 use crate::metrics::ShardMetrics;
 use crate::parked::Parked;
 use crate::produce::{self, Waits};
 use crate::routing::Routing;
-use crate::signal::Signal;
+use crate::signal::{Broadcast, Signal};
 
 /// How long a request waits for a mesh credit before it is refused.
 const CREDIT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A tick that comes so late is counted and logged.
+const STALL: Duration = Duration::from_millis(50);
 
 /// What all shards of a broker are told.
 #[derive(Clone, Debug)]
@@ -65,9 +68,9 @@ pub(crate) struct Shard {
     pub(crate) log_failed: Cell<bool>,
     pub(crate) metrics: Arc<ShardMetrics>,
     pub(crate) admin: Arc<dyn AdminService>,
-    pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) mesh: Mesh<MeshRequest, MeshReply>,
-    pub(crate) hops: Hops,
+    /// For the master's answers, which come from other threads.
+    pub(crate) mailbox: MailboxSender<ShardCommand>,
+    pub(crate) mesh: ShardMesh,
     pub(crate) readers: Readers,
     pub(crate) parked: Parked,
     pub(crate) parked_count: Cell<usize>,
@@ -77,11 +80,13 @@ pub(crate) struct Shard {
     pub(crate) touched: RefCell<Vec<Rc<Connection>>>,
     pub(crate) encoder: RefCell<FrameEncoder>,
     pub(crate) receive_bytes: Cell<usize>,
-    pub(crate) receive_freed: Signal,
+    pub(crate) receive_freed: Broadcast,
     pub(crate) flush_wanted: Signal,
-    pub(crate) memory_freed: Signal,
+    pub(crate) memory_freed: Broadcast,
     /// A produce waits for memory: flush what there is.
     pub(crate) memory_short: Cell<bool>,
+    /// There is no room for a new segment: produces are refused until there is.
+    pub(crate) disk_full: Cell<bool>,
     pub(crate) stopping: Cell<bool>,
     pub(crate) reclaim_wanted: Cell<bool>,
     pub(crate) reclaiming: Cell<bool>,
@@ -90,7 +95,7 @@ pub(crate) struct Shard {
 impl Shard {
     /// Pinned bytes of a block.
     pub(crate) fn block_bytes(&self, slice: &Slice) -> &[u8] {
-        self.memory.read(slice.block, slice.at as usize, slice.bytes as usize)
+        self.memory.read(slice.block.0, slice.at as usize, slice.bytes as usize)
     }
 
     /// Ends the pins of a reply that is sent or dropped.
@@ -124,41 +129,40 @@ impl Shard {
         connection.reply(self, Vec::new(), |encoder, out| encode_error(encoder, correlation_id, &error, out));
     }
 
-    /// Sends a request to another shard; gives it back when there is no credit for its reply within a bounded wait.
-    pub(crate) async fn send_to(&self, owner: ShardId, message: MeshRequest) -> Result<(), MeshRequest> {
+    /// Sends a request to another shard; nothing when there is no credit for it within a bounded wait.
+    pub(crate) async fn send_to(
+        &self,
+        owner: ShardId,
+        message: MeshRequest,
+    ) -> Option<Call<MeshRequest, MeshReply>> {
         self.metrics.mesh_requests_total.add(1);
         let bytes = message.bytes();
         let give_up = self.clock.exact() + CREDIT_PATIENCE;
         let mut message = message;
         loop {
-            message = match self.mesh.send_request(owner.0, bytes, message) {
-                Ok(()) => return Ok(()),
-                Err(SendError { message }) => message,
+            message = match self.mesh.call(owner, message, bytes) {
+                Ok(call) => return Some(call),
+                Err(NoCredit(message)) => message,
             };
             let left = give_up.saturating_sub(self.clock.exact());
             if left.is_zero() {
-                return Err(message);
+                return None;
             }
             self.flush_touched();
-            self.clock.timeout(left.min(Duration::from_millis(20)), self.mesh.credit_back(owner.0)).await;
+            self.clock.timeout(left, self.mesh.wait_for_credit(owner, bytes)).await;
         }
-    }
-
-    /// Answers another shard's request; there is always room for it.
-    pub(crate) fn reply_to(&self, ticket: Ticket, reply: MeshReply) {
-        self.mesh.send_reply(ticket, reply);
     }
 
     /// Hands a create or delete of a topic to the master; the answer is a whole frame.
     pub(crate) fn ask_admin(self: &Rc<Self>, connection: &Rc<Connection>, frame: Vec<u8>) {
         connection.requests.set(connection.requests.get() + 1);
         let id = connection.id;
-        let mailbox = Arc::clone(&self.mailbox);
+        let mailbox = self.mailbox.clone();
         self.admin.submit(
             frame,
             Box::new(move |reply| {
                 // Full only when the shard has stopped: then nobody waits for the answer.
-                let _ = mailbox.send(ShardCommand::AdminReply { connection: id, frame: reply });
+                let _ = mailbox.try_send(ShardCommand::AdminReply { connection: id, frame: reply });
             }),
         );
     }
@@ -190,7 +194,12 @@ impl Shard {
         self.metrics.pinned_bytes.set(blocks.bytes_pinned() as u64);
         self.metrics.partitions.set(store.partition_count() as u64);
         let pulse = self.clock.pulse();
-        self.metrics.stall_max_us.raise(pulse.stall_max().as_micros() as u64);
+        let stall = pulse.take_stall_max();
+        self.metrics.stall_max_us.raise(stall.as_micros() as u64);
+        if stall > STALL {
+            self.metrics.stalls_total.add(1);
+            tracing::warn!(shard = self.id.0, stall_ms = stall.as_millis() as u64, "the executor came late to its tick");
+        }
     }
 
     /// When replies pin too much memory, the one that has been stalled longest is given up with its connection.

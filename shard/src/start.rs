@@ -33,7 +33,7 @@ use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of};
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
-use crate::signal::Signal;
+use crate::signal::{Broadcast, Signal};
 
 /// An arena whose adoption failed so often is put aside.
 const ADOPTIONS_MAX: u32 = 3;
@@ -345,9 +345,8 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         log_failed: Cell::new(false),
         metrics: life.metrics,
         admin: life.admin,
-        mailbox: life.mailbox,
-        mesh: life.mesh,
-        hops: crate::mesh_message::Hops::default(),
+        mailbox: life.mail,
+        mesh: life.mesh.start(),
         readers: crate::catch_up::Readers::default(),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
@@ -356,10 +355,11 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         touched: RefCell::default(),
         encoder: RefCell::new(FrameEncoder::new()),
         receive_bytes: Cell::new(0),
-        receive_freed: Signal::default(),
+        receive_freed: Broadcast::default(),
         flush_wanted: Signal::default(),
-        memory_freed: Signal::default(),
+        memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),
+        disk_full: Cell::new(false),
         stopping: Cell::new(false),
         reclaim_wanted: Cell::new(false),
         reclaiming: Cell::new(false),

@@ -13,6 +13,7 @@ mod fetcher;
 mod lane;
 mod producer;
 mod routes;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,5 +182,7 @@ impl Client {
     }
 }
 
+#[cfg(test)]
+mod fake_broker;
 #[cfg(test)]
 mod tests;

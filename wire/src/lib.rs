@@ -21,7 +21,7 @@ pub mod tag;
 pub mod topic;
 
 /// Code that `flatc` made from `wire/schema/*.fbs`.
-#[allow(missing_docs, unsafe_code, unused_imports, clippy::all, clippy::pedantic, clippy::unwrap_used)]
+#[allow(missing_docs, rustdoc::all, unsafe_code, unused_imports, clippy::all, clippy::pedantic, clippy::unwrap_used)]
 #[rustfmt::skip]
 pub mod generated {
     #[path = "batch_generated.rs"]

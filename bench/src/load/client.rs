@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
@@ -229,6 +230,10 @@ pub(super) async fn run(clients: &[Rc<Client>], run: &Arc<Run>) -> Result<LoadRe
     let mut failed = None;
     while let Some(ended) = lanes.join_next().await {
         if let Err(error) = ended.context("a lane panicked").and_then(|lane| lane) {
+            // The run has failed: the other lanes, of all threads, need not go on to its end.
+            if let Some(client) = clients.first() {
+                client.plan.stop.store(true, Ordering::Relaxed);
+            }
             failed = Some(error);
         }
     }

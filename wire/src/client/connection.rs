@@ -6,15 +6,14 @@
 //! Requests and their bytes under way are limited by what the server said in its hello.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use bytes::{Bytes, BytesMut};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -22,14 +21,11 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::client::error::ClientError;
-use crate::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameView, frame_bytes};
+use crate::client::stream::{Outgoing, ReadError, WRITE_SLICES, enqueue, read_frame, write_some};
+use crate::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameView};
 use crate::hello::{FEATURES, HelloRequest, HelloResponse, PROTOCOL_VERSION};
 use crate::message::{Request, Response};
 
-/// Room for reading that is made at least.
-const READ_BYTES: usize = 64 * 1024;
-/// Slices of one vectored write: half of what Linux takes at most is more than a socket takes at once.
-const WRITE_SLICES: usize = 64;
 /// How often overdue requests are looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// What a head is reckoned with before it is encoded.
@@ -128,12 +124,6 @@ struct Waiter {
     overdue_at: Instant,
     /// Given back with the answer: until then the server counts the request as under way, wanted or not.
     _permits: [OwnedSemaphorePermit; 2],
-}
-
-/// A request on its way to the socket.
-struct Outgoing {
-    head: Vec<u8>,
-    payload: Vec<Bytes>,
 }
 
 impl Connection {
@@ -350,35 +340,6 @@ async fn exchange_hellos(
     }
 }
 
-enum ReadError {
-    Io(String),
-    Protocol(ClientError),
-}
-
-/// Reads until the buffer holds a whole frame, and takes it out. Memory is taken only for a length that is in bounds.
-async fn read_frame(stream: &mut (impl AsyncRead + Unpin), buffer: &mut BytesMut) -> Result<Bytes, ReadError> {
-    loop {
-        let mut wanted = READ_BYTES;
-        if let Some(prefix) = buffer.first_chunk::<FRAME_PREFIX_BYTES>() {
-            let bytes = frame_bytes(*prefix).map_err(|error| ReadError::Protocol(error.into()))?;
-            let needs = FRAME_PREFIX_BYTES + bytes;
-            if buffer.len() >= needs {
-                return Ok(buffer.split_to(needs).freeze());
-            }
-            wanted = wanted.max(needs - buffer.len());
-        }
-        if buffer.capacity() - buffer.len() < READ_BYTES / 4 || wanted > READ_BYTES {
-            buffer.reserve(wanted);
-        }
-        match stream.read_buf(buffer).await {
-            Ok(0) if buffer.is_empty() => return Err(ReadError::Io("closed by the server".to_owned())),
-            Ok(0) => return Err(ReadError::Io("closed by the server in the middle of a frame".to_owned())),
-            Ok(_) => {}
-            Err(error) => return Err(ReadError::Io(error.to_string())),
-        }
-    }
-}
-
 async fn run_reader(mut stream: OwnedReadHalf, mut buffer: BytesMut, shared: Arc<Shared>) {
     let mut closed = shared.closed.subscribe();
     let reading = async {
@@ -433,35 +394,4 @@ async fn run_writer(mut stream: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiv
     if let Err(error) = written {
         shared.end(error.to_string());
     }
-}
-
-fn enqueue(slices: &mut VecDeque<Bytes>, outgoing: Outgoing) {
-    slices.push_back(outgoing.head.into());
-    slices.extend(outgoing.payload.into_iter().filter(|piece| !piece.is_empty()));
-}
-
-/// Writes as much as the socket takes at once and drops what was written.
-async fn write_some(stream: &mut OwnedWriteHalf, slices: &mut VecDeque<Bytes>) -> std::io::Result<()> {
-    let mut written = {
-        let mut io_slices = [IoSlice::new(&[]); WRITE_SLICES];
-        let mut used = 0;
-        for (io_slice, bytes) in io_slices.iter_mut().zip(slices.iter()) {
-            *io_slice = IoSlice::new(bytes);
-            used += 1;
-        }
-        stream.write_vectored(&io_slices[..used]).await?
-    };
-    if written == 0 {
-        return Err(std::io::ErrorKind::WriteZero.into());
-    }
-    while written > 0 {
-        let Some(first) = slices.front_mut() else { break };
-        if first.len() > written {
-            first.advance(written);
-            break;
-        }
-        written -= first.len();
-        slices.pop_front();
-    }
-    Ok(())
 }

@@ -113,31 +113,28 @@ impl Routes {
             return Err(ClientError::Protocol(format!("metadata names broker {}, which it lacks", owner.broker_id)));
         };
         let direct_port = broker.direct_ports.get(usize::from(owner.shard)).copied().filter(|port| *port != 0);
-        if self.config.use_direct_ports
-            && let Some(port) = direct_port
-            && let Some(connection) = self.direct_connection(address(&broker.host, port)).await
-        {
-            return Ok(connection);
-        }
-        match self.connection_at(&address(&broker.host, broker.port), self.config.connect_timeout).await {
-            Err(_) if route.brokers.len() == 1 => self.any_connection().await,
-            connection => connection,
-        }
-    }
-
-    async fn direct_connection(&self, address: String) -> Option<Connection> {
-        let now = Instant::now();
-        if locked(&self.direct_ports_down).get(&address).is_some_and(|until| now < *until) {
-            return None;
-        }
-        let timeout = DIRECT_PORT_TIMEOUT.min(self.config.connect_timeout);
-        match self.connection_at(&address, timeout).await {
-            Ok(connection) => Some(connection),
-            Err(_) => {
-                locked(&self.direct_ports_down).insert(address, now + DIRECT_PORT_PAUSE);
-                None
+        let direct = direct_port.filter(|_| self.config.use_direct_ports).map(|port| address(&broker.host, port));
+        let direct = direct.filter(|direct| !self.is_down(direct));
+        if let Some(direct) = &direct {
+            let timeout = DIRECT_PORT_TIMEOUT.min(self.config.connect_timeout);
+            if let Ok(connection) = self.connection_at(direct, timeout).await {
+                return Ok(connection);
             }
         }
+        let connection =
+            match self.connection_at(&address(&broker.host, broker.port), self.config.connect_timeout).await {
+                Err(_) if route.brokers.len() == 1 => self.any_connection().await?,
+                connection => connection?,
+            };
+        // Only now is it the port that is down, and not the whole broker.
+        if let Some(direct) = direct {
+            locked(&self.direct_ports_down).insert(direct, Instant::now() + DIRECT_PORT_PAUSE);
+        }
+        Ok(connection)
+    }
+
+    fn is_down(&self, direct: &str) -> bool {
+        locked(&self.direct_ports_down).get(direct).is_some_and(|until| Instant::now() < *until)
     }
 
     async fn connection_at(&self, address: &str, connect_timeout: Duration) -> Result<Connection, ClientError> {

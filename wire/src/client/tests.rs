@@ -1,1 +1,422 @@
+//! The client against a fake broker over a real socket.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
+use ringmain_core::ids::{Durability, Offset, PartitionKey};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::fake_broker::{FakeBroker, Fault, TOPIC, TOPIC_ID};
+use super::*;
+use crate::batch_builder::{BatchBuilder, PushError};
+use crate::error_code::ErrorCode;
+use crate::fetch::{Gap, GapReason};
+use crate::hello::ServerLimits;
+use crate::record::NewRecord;
+
+fn config(broker: &FakeBroker) -> ClientConfig {
+    let mut config = ClientConfig::new(vec![broker.address.to_string()]);
+    config.retry_for = Duration::from_secs(10);
+    config.request_timeout = Duration::from_secs(5);
+    config
+}
+
+async fn connected(broker: &FakeBroker) -> Client {
+    Client::connect(config(broker)).await.unwrap()
+}
+
+fn value(text: &str) -> NewRecord<'_> {
+    NewRecord { value: Some(text.as_bytes()), ..NewRecord::default() }
+}
+
+fn batch(partition: u32, values: &[&str]) -> Vec<u8> {
+    let mut builder = BatchBuilder::new(PartitionKey { topic: TOPIC_ID, partition });
+    for text in values {
+        builder.push(&value(text)).unwrap();
+    }
+    builder.finish().to_vec()
+}
+
+async fn consume(client: &Client, partition: u32, start: StartAt) -> Consumer {
+    client.consumer(TOPIC, vec![(partition, start)], ConsumerConfig::default()).await.unwrap()
+}
+
+/// Events up to and with the first `CaughtUp`, as short texts.
+async fn events(consumer: &mut Consumer) -> Vec<String> {
+    let mut seen = Vec::new();
+    loop {
+        match consumer.next().await.unwrap() {
+            ConsumerEvent::Batch(batch) => seen.extend(
+                batch
+                    .records()
+                    .map(|record| format!("{}={}", record.offset, std::str::from_utf8(record.value.unwrap()).unwrap())),
+            ),
+            ConsumerEvent::Gap { from, to, reason, .. } => seen.push(format!("gap {from}..{to} {reason:?}")),
+            ConsumerEvent::BadBatch { at, error, .. } => seen.push(format!("bad at {at}: {error}")),
+            ConsumerEvent::OutOfRange { asked, now, .. } => seen.push(format!("{asked} is now {now}")),
+            ConsumerEvent::CaughtUp { offset, .. } => {
+                seen.push(format!("end {offset}"));
+                return seen;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_produced_is_acked_and_consumed_in_order() {
+    let broker = FakeBroker::start(2).await;
+    let client = connected(&broker).await;
+    let config = ProducerConfig { durability: Some(Durability::Synced), ..ProducerConfig::default() };
+    let producer = client.producer(TOPIC, config).await.unwrap();
+    let mut deliveries = Vec::new();
+    for number in 0..100 {
+        deliveries.push(producer.send(&value(&number.to_string()), Some(1)).await.unwrap());
+    }
+    for (number, delivery) in (0..).zip(deliveries) {
+        let delivered = delivery.await.unwrap();
+        assert_eq!((delivered.offset, delivered.partition), (Offset(number), 1));
+        assert_eq!(delivered.level, Durability::Synced);
+    }
+    let stats = producer.close().await.unwrap();
+    assert_eq!((stats.records, stats.records_acked, stats.records_failed), (100, 100, 0));
+    assert_eq!(stats.payload_bytes_acked, 190);
+
+    let mut expected: Vec<_> = (0..100).map(|number| format!("{number}={number}")).collect();
+    expected.push("end 100".to_owned());
+    let mut consumer = consume(&client, 1, StartAt::Earliest).await;
+    assert_eq!(events(&mut consumer).await, expected);
+}
+
+#[tokio::test]
+async fn keys_choose_the_partition_that_the_protocol_names() {
+    let broker = FakeBroker::start(4).await;
+    let producer = connected(&broker).await.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+    for key in ["a", "b", "123456789"] {
+        let record = NewRecord { key: Some(key.as_bytes()), ..value(key) };
+        let delivered = producer.send(&record, None).await.unwrap().await.unwrap();
+        assert_eq!(delivered.partition, crate::tag::partition_of_key(key.as_bytes(), 4));
+    }
+}
+
+#[tokio::test]
+async fn keyless_records_fill_one_batch_before_the_next_partition() {
+    let broker = FakeBroker::start(3).await;
+    let config = ProducerConfig { batch_bytes: 1000, linger: Duration::from_secs(60), ..ProducerConfig::default() };
+    let producer = connected(&broker).await.producer(TOPIC, config).await.unwrap();
+    for number in 0..60 {
+        producer.send(&value(&format!("{number:050}")), None).await.unwrap();
+    }
+    producer.flush().await.unwrap();
+    let batches: Vec<_> = (0..3).map(|partition| broker.with(|state| state.log[&partition].len())).collect();
+    assert!(batches.iter().all(|batches| (1..=3).contains(batches)), "{batches:?}");
+}
+
+/// Every kind of failure, many times: each partition must hold its records in order, where a batch may stand twice, one
+/// copy behind the other, and each ack must name an offset at which that very record stands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_is_kept_across_refusals_lost_connections_and_lost_answers() {
+    let broker = FakeBroker::start(3).await;
+    broker.with(|state| {
+        for round in 0..10 {
+            state.produce_faults.extend([
+                Fault::Refuse(ErrorCode::SERVER_BUSY, round % 3),
+                Fault::DropAfter,
+                Fault::Refuse(ErrorCode::NOT_HERE, 0),
+                Fault::DropBefore,
+            ]);
+        }
+    });
+    let client = connected(&broker).await;
+    let mut config = ProducerConfig { batch_bytes: 600, linger: Duration::ZERO, ..ProducerConfig::default() };
+    config.retry_for = Duration::from_secs(60);
+    let producer = client.producer(TOPIC, config).await.unwrap();
+    let mut deliveries = Vec::new();
+    for number in 0..600u32 {
+        let text = format!("{number:06}");
+        let delivery = producer.send(&value(&text), Some(number % 3)).await.unwrap();
+        deliveries.push((text, number % 3, delivery));
+    }
+    producer.flush().await.unwrap();
+    let logs: Vec<_> = (0..3).map(|partition| broker.with(|state| state.records(partition))).collect();
+    for (text, partition, delivery) in deliveries {
+        let delivered = delivery.await.unwrap();
+        let (offset, stored) = &logs[partition as usize][delivered.offset.0 as usize];
+        assert_eq!((*offset, stored), (delivered.offset.0, &text));
+    }
+    for (partition, log) in logs.iter().enumerate() {
+        let mut seen = HashSet::new();
+        let first_times: Vec<_> = log.iter().map(|(_, text)| text).filter(|text| seen.insert(*text)).collect();
+        assert!(first_times.is_sorted() && first_times.len() == 200, "partition {partition} is out of order");
+        // A repeat never goes back past a batch that was acked: at most one batch is repeated.
+        for pair in log.windows(2) {
+            let (before, after): (u32, u32) = (pair[0].1.parse().unwrap(), pair[1].1.parse().unwrap());
+            assert!(after > before || before - after < 3 * 30, "{before} then {after}");
+        }
+    }
+    assert!(producer.stats().retries >= 30);
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_final_fails_its_batch_and_no_other() {
+    let broker = FakeBroker::start(1).await;
+    broker.with(|state| state.produce_faults.push_back(Fault::Refuse(ErrorCode::TOO_LARGE, 0)));
+    let producer = connected(&broker).await.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+    let first = producer.send(&value("a"), None).await.unwrap().await;
+    assert_eq!(first.unwrap_err().code(), Some(ErrorCode::TOO_LARGE));
+    assert_eq!(producer.send(&value("b"), None).await.unwrap().await.unwrap().offset, Offset(0));
+    assert_eq!(producer.stats().records_failed, 1);
+}
+
+#[tokio::test]
+async fn retries_end_when_their_time_is_over() {
+    let broker = FakeBroker::start(1).await;
+    broker.with(|state| state.produce_faults = vec![Fault::Refuse(ErrorCode::DISK_FULL, 0); 1000].into());
+    let config = ProducerConfig { retry_for: Duration::from_millis(200), ..ProducerConfig::default() };
+    let producer = connected(&broker).await.producer(TOPIC, config).await.unwrap();
+    let error = producer.send(&value("a"), None).await.unwrap().await.unwrap_err();
+    assert!(matches!(&error, ClientError::GaveUp { .. }), "{error}");
+    assert_eq!(error.code(), Some(ErrorCode::DISK_FULL));
+}
+
+#[tokio::test]
+async fn send_waits_while_the_buffer_is_full() {
+    let broker = FakeBroker::start(1).await;
+    broker.with(|state| state.produce_faults.push_back(Fault::Silence));
+    let config = ProducerConfig { buffer_bytes: 1000, linger: Duration::ZERO, ..ProducerConfig::default() };
+    let mut client_config = config_with_timeout(&broker, Duration::from_millis(300));
+    client_config.retry_for = Duration::from_secs(20);
+    let producer = Client::connect(client_config).await.unwrap().producer(TOPIC, config).await.unwrap();
+    let large = "x".repeat(700);
+    producer.send(&value(&large), None).await.unwrap();
+    let second = tokio::time::timeout(Duration::from_millis(100), producer.send(&value(&large), None)).await;
+    assert!(second.is_err(), "the buffer has room for one");
+    // Larger than the whole buffer: goes in once that is empty.
+    let huge = "y".repeat(5000);
+    producer.send(&value(&huge), None).await.unwrap().await.unwrap();
+    assert_eq!(broker.with(|state| state.records(0)).last().unwrap().1, huge);
+}
+
+fn config_with_timeout(broker: &FakeBroker, request_timeout: Duration) -> ClientConfig {
+    ClientConfig { request_timeout, ..config(broker) }
+}
+
+#[tokio::test]
+async fn records_that_fit_no_batch_are_refused_at_once() {
+    let broker = FakeBroker::start(1).await;
+    let producer = connected(&broker).await.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+    let error = producer.send(&value(&"x".repeat(2 << 20)), None).await.unwrap_err();
+    assert!(matches!(error, ClientError::Record(PushError::TooLarge { .. })));
+    let error = producer.send(&value("x"), Some(1)).await.unwrap_err();
+    assert!(matches!(error, ClientError::NoPartition { partition: 1, .. }));
+}
+
+#[tokio::test]
+async fn a_dropped_producer_still_sends_what_it_took() {
+    let broker = FakeBroker::start(1).await;
+    let config = ProducerConfig { linger: Duration::from_secs(60), ..ProducerConfig::default() };
+    let producer = connected(&broker).await.producer(TOPIC, config).await.unwrap();
+    let delivery = producer.send(&value("a"), None).await.unwrap();
+    drop(producer);
+    assert_eq!(delivery.await.unwrap().offset, Offset(0));
+}
+
+#[tokio::test]
+async fn a_consumer_goes_on_where_it_was_after_failures() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    broker.with(|state| {
+        state.append(&batch(0, &["a", "b"]));
+        state.fetch_faults.extend([Fault::DropBefore, Fault::Refuse(ErrorCode::SERVER_BUSY, 5), Fault::DropAfter]);
+    });
+    let mut consumer = consume(&client, 0, StartAt::Earliest).await;
+    assert_eq!(events(&mut consumer).await, ["0=a", "1=b", "end 2"]);
+    broker.with(|state| {
+        state.fetch_faults.extend([Fault::DropAfter, Fault::DropBefore]);
+        state.append(&batch(0, &["c"]));
+    });
+    assert_eq!(events(&mut consumer).await, ["2=c", "end 3"]);
+}
+
+#[tokio::test]
+async fn a_start_inside_a_batch_leaves_out_what_is_before() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    broker.with(|state| state.append(&batch(0, &["a", "b", "c"])));
+    let mut consumer = consume(&client, 0, StartAt::Offset(Offset(2))).await;
+    assert_eq!(events(&mut consumer).await, ["2=c", "end 3"]);
+    let mut consumer = consume(&client, 0, StartAt::Latest).await;
+    assert_eq!(events(&mut consumer).await, ["end 3"]);
+    broker.with(|state| state.append(&batch(0, &["d"])));
+    assert_eq!(events(&mut consumer).await, ["3=d", "end 4"]);
+}
+
+#[tokio::test]
+async fn gaps_damage_and_lost_ranges_are_told() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    broker.with(|state| {
+        state.append(&batch(0, &["a"]));
+        state.next_offset.insert(0, 10);
+        state.append(&batch(0, &["b"]));
+        state.append(&batch(0, &["damaged"]));
+        state.append(&batch(0, &["c"]));
+        state.log.get_mut(&0).unwrap()[2][130] ^= 1;
+        state.gaps.insert(0, Gap { from: Offset(1), to: Offset(10), reason: GapReason::LostMemory });
+    });
+    let mut consumer = consume(&client, 0, StartAt::Earliest).await;
+    let seen = events(&mut consumer).await;
+    assert_eq!(seen[..3], ["0=a", "gap 1..10 LostMemory", "10=b"]);
+    assert!(seen[3].starts_with("bad at 11: batch CRC mismatch"), "{seen:?}");
+    assert_eq!(seen[4..], ["12=c", "end 13"]);
+
+    broker.with(|state| state.log_start.insert(0, 12));
+    let mut consumer = consume(&client, 0, StartAt::Offset(Offset(3))).await;
+    assert_eq!(events(&mut consumer).await, ["3 is now 12", "12=c", "end 13"]);
+    let mut consumer = consume(&client, 0, StartAt::Offset(Offset(99))).await;
+    assert_eq!(events(&mut consumer).await, ["99 is now 13", "end 13"]);
+}
+
+#[tokio::test]
+async fn a_direct_port_is_used_and_the_common_one_when_it_is_down() {
+    let broker = FakeBroker::start(2).await;
+    let (up, down) = (broker.direct_port().await, unused_port().await);
+    broker.with(|state| state.direct_ports = vec![up, down]);
+    let client = connected(&broker).await;
+    let direct = client.connection_for(TOPIC, 0).await.unwrap();
+    assert_eq!(direct.address(), format!("127.0.0.1:{up}"));
+    let common = client.connection_for(TOPIC, 1).await.unwrap();
+    assert_eq!(common.address(), broker.address.to_string());
+    let without = ClientConfig { use_direct_ports: false, ..config(&broker) };
+    let client = Client::connect(without).await.unwrap();
+    assert_eq!(client.connection_for(TOPIC, 0).await.unwrap().address(), broker.address.to_string());
+}
+
+async fn unused_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn topics_and_offsets_survive_a_lost_connection() {
+    let broker = FakeBroker::start(2).await;
+    let client = connected(&broker).await;
+    broker.with(|state| {
+        state.append(&batch(1, &["a"]));
+        state.other_faults.extend([Fault::DropBefore, Fault::Refuse(ErrorCode::UNAVAILABLE, 0)]);
+    });
+    assert_eq!(client.list_topics().await.unwrap().len(), 1);
+    broker.with(|state| state.other_faults.extend([Fault::DropAfter, Fault::DropBefore]));
+    let offsets = client.offsets(TOPIC).await.unwrap();
+    assert_eq!(offsets.partitions[1].log_end, Offset(1));
+    assert_eq!(client.create_topic(NewTopic::new(TOPIC)).await.unwrap().topic_id, TOPIC_ID);
+    let error = client.topic("nothing").await.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::TOPIC_NOT_FOUND));
+}
+
+#[tokio::test]
+async fn no_more_requests_are_under_way_than_the_server_allows() {
+    let broker = FakeBroker::start(1).await;
+    let limits = ServerLimits { connection_requests_max: 2, ..ServerLimits::default() };
+    broker.with(|state| {
+        state.limits = limits;
+        state.other_faults.extend([Fault::Silence, Fault::Silence]);
+    });
+    let connection = connected(&broker).await.any_connection().await.unwrap();
+    let request = Request::Metadata(MetadataRequest::default());
+    let timeout = Duration::from_secs(60);
+    let first = connection.start(&request, Vec::new(), timeout).await.unwrap();
+    let _second = connection.start(&request, Vec::new(), timeout).await.unwrap();
+    let third = tokio::time::timeout(Duration::from_millis(100), connection.start(&request, Vec::new(), timeout)).await;
+    assert!(third.is_err());
+    connection.close();
+    assert!(matches!(first.await, Err(ClientError::ConnectionLost { .. })));
+    assert!(connection.start(&request, Vec::new(), timeout).await.is_err());
+}
+
+#[tokio::test]
+async fn frames_past_the_servers_limit_are_not_sent() {
+    let broker = FakeBroker::start(1).await;
+    broker.with(|state| state.limits = ServerLimits { frame_bytes_max: 1000, connection_bytes_max: 0, ..state.limits });
+    let connection = connected(&broker).await.any_connection().await.unwrap();
+    let request = Request::Produce(crate::produce::ProduceRequest { durability: None, timeout_ms: 1 });
+    let error = connection.request(&request, vec![vec![0; 2000].into()]).await.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::TOO_LARGE));
+    assert!(connection.request(&Request::Metadata(MetadataRequest::default()), Vec::new()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_silent_server_is_given_up() {
+    let broker = FakeBroker::start(1).await;
+    let client = Client::connect(config_with_timeout(&broker, Duration::from_millis(200))).await.unwrap();
+    broker.with(|state| state.other_faults.push_back(Fault::Silence));
+    let connection = client.any_connection().await.unwrap();
+    let error = connection.request(&Request::Metadata(MetadataRequest::default()), Vec::new()).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
+    assert!(connection.is_closed());
+    // A new one is made for the next request.
+    assert!(client.metadata().await.is_ok());
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_answer_end_the_connection_and_nothing_else() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    let good = crate::samples::encode_response(&crate::samples::responses()[1].1, 1, 0);
+    let mut broken = good.clone();
+    broken[9] ^= 0xff;
+    let mut unknown_id = crate::samples::encode_response(&crate::samples::responses()[1].1, 999, 0);
+    unknown_id.extend([1, 2, 3]);
+    for garbage in [vec![0; 64], vec![0xff; 64], b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), broken, unknown_id] {
+        broker.with(|state| state.other_faults.push_back(Fault::Garbage(garbage)));
+        let connection = client.any_connection().await.unwrap();
+        let error = connection.request(&Request::Metadata(MetadataRequest::default()), Vec::new()).await.unwrap_err();
+        assert!(matches!(error, ClientError::Protocol(_)), "{error}");
+        assert!(connection.is_closed());
+    }
+    assert!(client.metadata().await.is_ok());
+}
+
+/// Answers a fetch with each sample frame, mutated: whatever comes, the consumer yields events or errors.
+#[tokio::test]
+async fn hostile_fetch_answers_never_panic() {
+    let broker = FakeBroker::start(1).await;
+    let client = Client::connect(config_with_timeout(&broker, Duration::from_millis(300))).await.unwrap();
+    let frame = crate::samples::frames().into_iter().find(|(name, _)| *name == "fetch-response").unwrap().1;
+    for at in (8..frame.len()).step_by(7) {
+        let mut garbage = frame.clone();
+        garbage[at] ^= 0x55;
+        broker.with(|state| state.fetch_faults = vec![Fault::Garbage(garbage)].into());
+        let mut config = ConsumerConfig { retry_for: Duration::ZERO, ..ConsumerConfig::default() };
+        config.wait_max = Duration::from_millis(1);
+        let mut consumer = client.consumer(TOPIC, vec![(0, StartAt::Offset(Offset(0)))], config).await.unwrap();
+        let _ = consumer.next().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_another_protocol_is_not_connected_to() {
+    let broker = FakeBroker::start(1).await;
+    broker.with(|state| state.protocol_version = 2);
+    let error = Client::connect(config(&broker)).await.err().unwrap();
+    assert!(matches!(error, ClientError::Protocol(_)), "{error}");
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut hello = [0; 16];
+        stream.read_exact(&mut hello).await.unwrap();
+        stream.write_all(b"220 mail.example ESMTP\r\n").await.unwrap();
+    });
+    let error = Connection::connect(&address, &ConnectionConfig::default()).await.err().unwrap();
+    assert!(matches!(error, ClientError::Protocol(_)), "{error}");
+}
+
+#[tokio::test]
+async fn connecting_to_nobody_says_where_and_why() {
+    let address = format!("127.0.0.1:{}", unused_port().await);
+    let mut config = ClientConfig::new(vec![address.clone()]);
+    config.retry_for = Duration::from_millis(50);
+    let error = Client::connect(config).await.err().unwrap();
+    assert!(error.to_string().contains(&address) && error.to_string().contains("gave up after"), "{error}");
+}

@@ -1,0 +1,55 @@
+//! What the accepted extents say about the partitions.
+
+use std::collections::BTreeMap;
+
+use super::RecoveredPartition;
+use crate::checkpoint::Checkpoint;
+use crate::ids::{Epoch, Offset, PartitionKey};
+
+/// Ends of all partitions, as far as the log has been read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    pub(super) epoch: Epoch,
+    /// The last extent was a clean checkpoint.
+    pub(super) clean: bool,
+    /// Damage since the last checkpoint may hide records.
+    pub(super) uncertain: bool,
+    pub(super) partitions: BTreeMap<PartitionKey, RecoveredPartition>,
+}
+
+impl State {
+    /// Takes a checkpoint. Ends never fall: a checkpoint may have been made before extents in front of it completed.
+    /// A partition that it does not list stays: whether it is gone is not for the log to say.
+    pub(super) fn checkpoint(&mut self, checkpoint: &Checkpoint) {
+        for listed in &checkpoint.partitions {
+            let partition = self.partitions.entry(listed.key).or_default();
+            partition.log_start = partition.log_start.max(listed.log_start);
+            partition.raise_end(listed.next_offset, listed.last_epoch);
+        }
+        self.epoch = self.epoch.max(checkpoint.epoch);
+        self.clean = checkpoint.clean;
+        self.uncertain = false;
+    }
+
+    /// Takes a run.
+    pub(super) fn run(&mut self, key: PartitionKey, next_offset: Offset, epoch: Epoch) {
+        self.partitions.entry(key).or_default().raise_end(next_offset, epoch);
+        self.epoch = self.epoch.max(epoch);
+        self.clean = false;
+    }
+
+    /// Something that was synced is lost.
+    pub(super) fn lost(&mut self) {
+        self.uncertain = true;
+        self.clean = false;
+    }
+}
+
+impl RecoveredPartition {
+    fn raise_end(&mut self, end: Offset, epoch: Epoch) {
+        if end >= self.end {
+            self.last_epoch = if end > self.end { epoch } else { self.last_epoch.max(epoch) };
+            self.end = end;
+        }
+    }
+}
