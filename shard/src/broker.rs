@@ -12,10 +12,10 @@ use ringmain_core::topic::TopicInfo;
 
 use crate::admin::AdminService;
 use crate::catalog::Catalog;
+use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::control::{BrokerControl, Placements};
 use crate::data_dir::{DataDir, DataDirOptions};
 use crate::life::{self, Life};
-use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::mailbox::{MailboxSender, mailbox};
 use crate::mesh::{MeshLimits, mesh};
 use crate::metrics::{self, ShardMetrics};
@@ -232,12 +232,8 @@ impl Broker {
             all_metrics.push(metrics);
             ready.push(wait_ready);
         }
-        let control = BrokerControl::start(
-            catalog,
-            Placements::new(shards, &placed),
-            mailboxes.clone(),
-            all_metrics.clone(),
-        );
+        let control =
+            BrokerControl::start(catalog, Placements::new(shards, &placed), mailboxes.clone(), all_metrics.clone());
         let broker = Self {
             addresses,
             threads: broker_threads,
@@ -393,10 +389,11 @@ fn bind(config: &BrokerConfig, shards: u16) -> Result<Listeners, BindError> {
 fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
     let address = listeners.common[0].address();
     let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
-    let direct_ports = listeners.direct.iter().enumerate().map(|(shard, listener)| match config.advertised_direct_base {
-        Some(base) => base.saturating_add(shard as u16),
-        None => listener.address().port(),
-    });
+    let direct_ports =
+        listeners.direct.iter().enumerate().map(|(shard, listener)| match config.advertised_direct_base {
+            Some(base) => base.saturating_add(shard as u16),
+            None => listener.address().port(),
+        });
     ShardConfig {
         broker_id: config.broker_id,
         cluster_id: config.cluster_id,

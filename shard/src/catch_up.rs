@@ -152,8 +152,13 @@ pub(crate) async fn read(
             shard.metrics.corrupt_runs_total.add(1);
             let to = place.entry.next_offset.min(memory_from);
             tracing::error!(
-                shard = shard.id.0, topic = key.topic.0, partition = key.partition, offset = offset.0,
-                segment = place.segment.0, to = to.0, "a run can't be read back: its records are reported as a gap"
+                shard = shard.id.0,
+                topic = key.topic.0,
+                partition = key.partition,
+                offset = offset.0,
+                segment = place.segment.0,
+                to = to.0,
+                "a run can't be read back: its records are reported as a gap"
             );
             return DiskFetch::Gap { to, corrupt: true };
         }
@@ -194,7 +199,8 @@ async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, St
 
 /// A page of a footer; nothing when its segment has gone meanwhile.
 async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, String> {
-    let known = shard.readers.pages.borrow().iter().find(|(other, _)| other == page).map(|(_, entries)| Rc::clone(entries));
+    let known =
+        shard.readers.pages.borrow().iter().find(|(other, _)| other == page).map(|(_, entries)| Rc::clone(entries));
     if let Some(entries) = known {
         return Ok(Some(entries));
     }

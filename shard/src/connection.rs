@@ -119,7 +119,12 @@ impl Connection {
 
     /// Queues a frame; [`Connection::flush`] (by the shard, at the end of its turn) sends it. `head` appends the frame's
     /// head to the bytes given.
-    pub(crate) fn reply(self: &Rc<Self>, shard: &Shard, parts: Vec<Part>, head: impl FnOnce(&mut FrameEncoder, &mut Vec<u8>)) {
+    pub(crate) fn reply(
+        self: &Rc<Self>,
+        shard: &Shard,
+        parts: Vec<Part>,
+        head: impl FnOnce(&mut FrameEncoder, &mut Vec<u8>),
+    ) {
         if self.closed.get() {
             shard.release(&parts);
             return;

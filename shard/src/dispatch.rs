@@ -210,7 +210,11 @@ fn missing(partition: u32, code: ErrorCode) -> PartitionOffsets {
 }
 
 /// Ends of partitions of this shard.
-pub(crate) fn offsets_of(shard: &Shard, topic: ringmain_core::ids::TopicId, partitions: &[u32]) -> Vec<PartitionOffsets> {
+pub(crate) fn offsets_of(
+    shard: &Shard,
+    topic: ringmain_core::ids::TopicId,
+    partitions: &[u32],
+) -> Vec<PartitionOffsets> {
     let store = shard.store.borrow();
     let now_ms = shard.clock.monotonic().as_millis() as u64;
     partitions

@@ -14,7 +14,8 @@ pub(crate) struct ExtentImage {
 impl ExtentImage {
     /// Buffers for `bytes`, a multiple of 4096.
     pub(crate) fn new(bytes: usize) -> Self {
-        let buffers = (0..bytes.div_ceil(WRITE_BYTES)).map(|at| WriteBuffer::new(WRITE_BYTES.min(bytes - at * WRITE_BYTES)));
+        let buffers =
+            (0..bytes.div_ceil(WRITE_BYTES)).map(|at| WriteBuffer::new(WRITE_BYTES.min(bytes - at * WRITE_BYTES)));
         Self { buffers: buffers.collect(), bytes }
     }
 

@@ -67,7 +67,10 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
 
 fn check(request: &FetchRequest) -> Result<(), String> {
     if request.partitions.is_empty() || request.partitions.len() > FETCH_PARTITIONS_MAX {
-        return Err(format!("a fetch has 1 to {FETCH_PARTITIONS_MAX} partitions, this one has {}", request.partitions.len()));
+        return Err(format!(
+            "a fetch has 1 to {FETCH_PARTITIONS_MAX} partitions, this one has {}",
+            request.partitions.len()
+        ));
     }
     if !request.tags.is_empty() {
         return Err("tag filters are not supported by this broker: filter in the client".into());
@@ -82,7 +85,9 @@ fn owner_of_all(shard: &Shard, partitions: &[FetchPartition]) -> Result<ShardId,
     for partition in partitions {
         let Some(here) = routing.shard_of(partition.key) else { continue };
         if owner.is_some_and(|other| other != here) {
-            return Err("the partitions of one fetch must be on one shard: group them by the shards of the metadata".into());
+            return Err(
+                "the partitions of one fetch must be on one shard: group them by the shards of the metadata".into()
+            );
         }
         owner = Some(here);
     }
@@ -98,11 +103,7 @@ fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetch
 }
 
 /// Serves a fetch on the owner, with waiting; it ends early when the client has gone.
-pub(crate) async fn fetch_here(
-    shard: &Rc<Shard>,
-    request: &FetchRequest,
-    client: Option<&Rc<Connection>>,
-) -> Fetched {
+pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client: Option<&Rc<Connection>>) -> Fetched {
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
     let mut parked_before = false;
@@ -214,7 +215,13 @@ impl Attempt {
     }
 
     /// Reads what memory did not have. The parts of the reply stay in the order of its partitions.
-    async fn read_disk(&mut self, shard: &Rc<Shard>, request: &FetchRequest, disk: Vec<(usize, Offset)>, was_tail: bool) {
+    async fn read_disk(
+        &mut self,
+        shard: &Rc<Shard>,
+        request: &FetchRequest,
+        disk: Vec<(usize, Offset)>,
+        was_tail: bool,
+    ) {
         let budget = (request.bytes_max as usize).min(FETCH_BYTES_MAX);
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
         for (at, memory_from) in disk {
@@ -275,8 +282,11 @@ impl Fetched {
 }
 
 fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {
-    let mut outcome =
-        FetchedPartitionOutcome { key: partition.key, next_offset: partition.offset, ..FetchedPartitionOutcome::default() };
+    let mut outcome = FetchedPartitionOutcome {
+        key: partition.key,
+        next_offset: partition.offset,
+        ..FetchedPartitionOutcome::default()
+    };
     match shard.store.borrow().ends(partition.key) {
         Some((ends, _)) => {
             outcome.log_start = ends.log_start();

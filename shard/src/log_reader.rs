@@ -93,13 +93,8 @@ impl LogReader {
         Ok(Self { dir: dir.to_owned(), segments, lock_wait, open: None, buffer: AlignedBuffer::new() })
     }
 
-<<<<<<< HEAD
-    /// The file of a segment, locked.
-    fn file(&mut self, segment: SegmentSequence) -> Result<&File, LogReadError> {
-=======
     /// The file of a segment, locked, and the buffer to read into.
     fn file(&mut self, segment: SegmentSequence) -> Result<(&File, &mut [u8]), LogReadError> {
->>>>>>> disk
         let (_, file) = match self.open.take() {
             Some(open) if open.0 == segment => self.open.insert(open),
             other => {
@@ -110,11 +105,7 @@ impl LogReader {
                 self.open.insert((segment, file))
             }
         };
-<<<<<<< HEAD
-        Ok(file)
-=======
         Ok((file, self.buffer.bytes()))
->>>>>>> disk
     }
 }
 
@@ -125,26 +116,15 @@ impl SegmentSource for LogReader {
 
     fn file_bytes(&mut self, segment: SegmentSequence) -> Result<u64, ReadError> {
         let path = self.dir.join(file_name(segment));
-<<<<<<< HEAD
-        let metadata = self.file(segment)?.metadata().map_err(LogReadError::io("look at", &path))?;
-=======
         let (file, _) = self.file(segment)?;
         let metadata = file.metadata().map_err(LogReadError::io("look at", &path))?;
->>>>>>> disk
         Ok(metadata.len())
     }
 
     fn read(&mut self, segment: SegmentSequence, place: u64, into: &mut [u8]) -> Result<usize, ReadError> {
         let path = self.dir.join(file_name(segment));
-<<<<<<< HEAD
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let result = read_pieces(self.file(segment)?, place, into, buffer.bytes());
-        self.buffer = buffer;
-        result.map_err(|error| match error.raw_os_error() {
-=======
         let (file, buffer) = self.file(segment)?;
         read_pieces(file, place, into, buffer).map_err(|error| match error.raw_os_error() {
->>>>>>> disk
             Some(libc::EIO) => ReadError::Unreadable,
             _ => LogReadError::io("read", &path)(error).into(),
         })
@@ -208,11 +188,7 @@ fn wait_for_lock(file: &File, path: &Path, limit: Duration) -> Result<(), LogRea
 }
 
 /// Memory that a direct read may fill: it begins at a multiple of the block size.
-<<<<<<< HEAD
-#[derive(Debug, Default)]
-=======
 #[derive(Debug)]
->>>>>>> disk
 struct AlignedBuffer {
     memory: Vec<u8>,
     from: usize,

@@ -148,9 +148,7 @@ async fn hop(
         let outcomes = match shard.clock.timeout(patience, call).await {
             Some(Ok(MeshReply::Produce(outcomes))) => outcomes,
             Some(Ok(_)) | None => keys.iter().map(|&key| overdue(key)).collect(),
-            Some(Err(lost)) => {
-                keys.iter().map(|&key| refused(key, ErrorCode::UNAVAILABLE, lost.to_string())).collect()
-            }
+            Some(Err(lost)) => keys.iter().map(|&key| refused(key, ErrorCode::UNAVAILABLE, lost.to_string())).collect(),
         };
         produce.hop_done(&shard, &places, outcomes);
         shard.flush_touched();

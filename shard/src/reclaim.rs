@@ -42,7 +42,11 @@ async fn reclaim(shard: &Rc<Shard>) {
                 }
             }
             Err(error) => {
-                tracing::warn!(shard = shard.id.0, segment = segment.0, "can't tell whether a segment is dead: {error}");
+                tracing::warn!(
+                    shard = shard.id.0,
+                    segment = segment.0,
+                    "can't tell whether a segment is dead: {error}"
+                );
             }
         }
         yield_if_needed().await;
@@ -56,7 +60,8 @@ async fn is_dead(shard: &Rc<Shard>, segment: SegmentSequence, living: &HashSet<T
         // Its footer is lost: it is kept, its entries are in memory.
         Some(SegmentIndex::Full(_)) | None => return Ok(false),
     };
-    let file = crate::files::LogFile::open_sealed(&shard.log.path_of(segment)).await.map_err(|error| error.to_string())?;
+    let file =
+        crate::files::LogFile::open_sealed(&shard.log.path_of(segment)).await.map_err(|error| error.to_string())?;
     let mut dead = true;
     for (page, place) in pages.into_iter().enumerate() {
         let read = file.read_at(place, FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;

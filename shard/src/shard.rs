@@ -130,11 +130,7 @@ impl Shard {
     }
 
     /// Sends a request to another shard; nothing when there is no credit for it within a bounded wait.
-    pub(crate) async fn send_to(
-        &self,
-        owner: ShardId,
-        message: MeshRequest,
-    ) -> Option<Call<MeshRequest, MeshReply>> {
+    pub(crate) async fn send_to(&self, owner: ShardId, message: MeshRequest) -> Option<Call<MeshRequest, MeshReply>> {
         self.metrics.mesh_requests_total.add(1);
         let bytes = message.bytes();
         let give_up = self.clock.exact() + CREDIT_PATIENCE;
@@ -198,7 +194,11 @@ impl Shard {
         self.metrics.stall_max_us.raise(stall.as_micros() as u64);
         if stall > STALL {
             self.metrics.stalls_total.add(1);
-            tracing::warn!(shard = self.id.0, stall_ms = stall.as_millis() as u64, "the executor came late to its tick");
+            tracing::warn!(
+                shard = self.id.0,
+                stall_ms = stall.as_millis() as u64,
+                "the executor came late to its tick"
+            );
         }
     }
 

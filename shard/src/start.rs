@@ -69,7 +69,9 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
     life.metrics.adopted_batches.set(memory.adopted.batches);
     if memory.is_old {
         tracing::info!(
-            shard = life.id.0, batches = memory.adopted.batches, bytes = memory.adopted.bytes,
+            shard = life.id.0,
+            batches = memory.adopted.batches,
+            bytes = memory.adopted.bytes,
             "took over the memory of the process before"
         );
         if memory.arena.header().slab_count as usize != life.slabs {
@@ -86,7 +88,10 @@ fn report(life: &Life, recovered: &Recovered) {
     }
     for lost in &recovered.lost {
         tracing::error!(
-            shard = life.id.0, segment = lost.segment.0, from = lost.from, to = lost.to,
+            shard = life.id.0,
+            segment = lost.segment.0,
+            from = lost.from,
+            to = lost.to,
             "bytes that were synced can't be read back: their records are reported as gaps"
         );
     }
@@ -120,7 +125,8 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
         NoArena::NotNeeded => recovered.epoch,
         NoArena::Lost(reason) => {
             tracing::warn!(
-                shard = life.id.0, epoch = recovered.epoch.0 + 1,
+                shard = life.id.0,
+                epoch = recovered.epoch.0 + 1,
                 "unflushed records of the process before are lost, offsets jump: {reason}"
             );
             Epoch(recovered.epoch.0 + 1)
@@ -214,7 +220,12 @@ fn filled_store(life: &Life, recovered: &Recovered, slabs: usize, epoch: Epoch) 
 }
 
 /// Takes on the partitions of a topic that live on this shard; those that are there already only get new settings.
-pub(crate) fn take_topic(store: &mut ShardStore, shard: ShardId, topic: &PlacedTopic, created_epochs: &[Epoch]) -> bool {
+pub(crate) fn take_topic(
+    store: &mut ShardStore,
+    shard: ShardId,
+    topic: &PlacedTopic,
+    created_epochs: &[Epoch],
+) -> bool {
     take_partitions(store, shard, topic, created_epochs, &BTreeMap::new())
 }
 
