@@ -122,9 +122,11 @@ fn packages() -> impl Iterator<Item = &'static str> {
 fn no_crate_knows_one_that_it_may_not_know() {
     for (package, may_know) in ARROWS {
         let ours = ["core", "wire", "shard", "master", "bench"];
-        let forbidden: Vec<&str> = ours.into_iter().filter(|other| other != package && !may_know.contains(other)).collect();
+        let forbidden: Vec<&str> =
+            ours.into_iter().filter(|other| other != package && !may_know.contains(other)).collect();
         let listed = dependencies(package);
-        let sources: Vec<(PathBuf, String)> = rust_of(package).into_iter().map(|path| (path.clone(), code(&path))).collect();
+        let sources: Vec<(PathBuf, String)> =
+            rust_of(package).into_iter().map(|path| (path.clone(), code(&path))).collect();
         for other in forbidden {
             assert!(!listed.contains(&format!("ringmain-{other}")), "{package}/Cargo.toml lists ringmain-{other}");
             for (path, code) in &sources {
