@@ -442,11 +442,7 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
 }
 
 /// Handles all whole frames in the buffer and moves what is behind them to its front. Says whether there were any.
-async fn handle_frames(
-    shard: &Rc<Shard>,
-    connection: &Rc<Connection>,
-    receive: &mut Receive,
-) -> Result<bool, Fault> {
+async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<bool, Fault> {
     let mut at = 0;
     while let Some(bytes) = receive.frame_at(at)? {
         if at + bytes > receive.filled {

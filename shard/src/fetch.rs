@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use ringmain_core::fetch::FetchPlan;
 use ringmain_core::ids::{Offset, ShardId};
-use ringmain_core::limits::{BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX};
+use ringmain_core::limits::{
+    BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX,
+};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::fetch::{
     FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
