@@ -377,6 +377,14 @@ pub fn show_size(bytes: u64) -> String {
     exact.map_or_else(|| bytes.to_string(), |(name, shift)| format!("{}{name}", bytes >> shift))
 }
 
+/// A size for people: to one digit, in the largest unit that it has one of.
+pub fn show_about(bytes: u64) -> String {
+    match UNITS.iter().rev().find(|(_, shift)| bytes >> shift > 0) {
+        Some((name, shift)) => format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
 /// Reads a durability level.
 pub fn parse_durability(text: &str) -> Result<Durability, String> {
     text.parse().map_err(|error: ringmain_core::ids::UnknownDurability| error.to_string())

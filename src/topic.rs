@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{TopicCommand, TopicOutput};
 use crate::client::{connect, run};
-use crate::config::show_size;
+use crate::config::show_about;
 use crate::output::{print_json, print_text, show_time, table};
 
 /// Runs one of the commands.
@@ -92,7 +92,7 @@ async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<(
         0 => "a power cut now would take nothing that was acked\n\n".to_owned(),
         bytes => format!(
             "a power cut now would take up to {} acked at `memory` or `flushed` in the last {} ms\n\n",
-            show_size(bytes),
+            show_about(bytes),
             unsynced_ms(&offsets)
         ),
     });

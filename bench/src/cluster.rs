@@ -69,7 +69,10 @@ impl Cluster {
 
     /// The partitions of a topic that exists.
     pub(crate) async fn topic(&self, name: &str) -> Result<Vec<Target>> {
-        let metadata = self.metadata(&[name.to_owned()]).await?;
+        self.targets_of(name, &self.metadata(&[name.to_owned()]).await?)
+    }
+
+    fn targets_of(&self, name: &str, metadata: &Metadata) -> Result<Vec<Target>> {
         let topic = metadata.topics.iter().find(|topic| topic.name == name && topic.code.is_ok());
         self.targets(topic.with_context(|| format!("there is no topic `{name}`"))?)
     }
@@ -91,31 +94,32 @@ impl Cluster {
     /// made are removed.
     pub(crate) async fn make_topics(&self, run: u32, topics: usize, partitions: u32) -> Result<RunTopics> {
         let names: Vec<String> = (0..topics).map(|index| format!("bench-{run:08x}-{index}")).collect();
-        let requests = names.iter().map(|name| {
-            Request::CreateTopic(CreateTopicRequest { partitions, ..CreateTopicRequest::new(name.clone()) })
-        });
-        let mut made = RunTopics { names: names.clone(), targets: Vec::new() };
-        let answers = match self.ask_all(requests.collect()).await {
-            Ok(answers) => answers,
+        let mut made = RunTopics { names, targets: Vec::new() };
+        match self.make_all(&made.names, partitions).await {
+            Ok(targets) => made.targets = targets,
             Err(error) => {
                 made.remove(self).await;
                 return Err(error.context("making the topics of the run"));
             }
-        };
-        for answer in &answers {
-            let targets = match answer {
-                Response::Topic(response) => self.targets(&response.topic),
-                other => Err(unexpected("a topic", other)),
-            };
-            match targets {
-                Ok(targets) => made.targets.extend(targets),
-                Err(error) => {
-                    made.remove(self).await;
-                    return Err(error.context("making the topics of the run"));
-                }
-            }
         }
         Ok(made)
+    }
+
+    async fn make_all(&self, names: &[String], partitions: u32) -> Result<Vec<Target>> {
+        let create = |name: &String| {
+            Request::CreateTopic(CreateTopicRequest { partitions, ..CreateTopicRequest::new(name.clone()) })
+        };
+        self.ask_all(names.iter().map(create).collect()).await?;
+        // The answers came from the master, which does not know the shards of a broker: the broker's metadata does.
+        let describe =
+            |name: &String| Request::Metadata(MetadataRequest { topics: vec![name.clone()], known_version: 0 });
+        let answers = self.ask_all(names.iter().map(describe).collect()).await?;
+        let mut targets = Vec::new();
+        for (name, answer) in names.iter().zip(&answers) {
+            let Response::Metadata(metadata) = answer else { return Err(unexpected("metadata", answer)) };
+            targets.extend(self.targets_of(name, metadata)?);
+        }
+        Ok(targets)
     }
 
     /// Sends all requests, some at a time; the answers in their order.

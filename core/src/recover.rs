@@ -140,6 +140,17 @@ pub struct LostRange {
     pub to: u64,
 }
 
+/// A footer made again from the extents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FooterRepair {
+    /// Of which segment.
+    pub segment: SegmentSequence,
+    /// Where it goes.
+    pub place: u64,
+    /// Its bytes, a multiple of 4096; the file ends behind them.
+    pub bytes: Vec<u8>,
+}
+
 /// A log as recovery found it.
 #[derive(Debug)]
 pub struct Recovered {
@@ -171,10 +182,16 @@ pub struct Recovered {
     pub index: LogIndex,
     /// Ranges that were synced and are lost, oldest first.
     pub lost: Vec<LostRange>,
+    /// The newest segment that stays. What its process wrote last may be in the device's cache only, a footer included: sync
+    /// it (after the repairs below) before the log goes on.
+    pub sync: Option<SegmentSequence>,
     /// Segments that died while being made. Remove them and sync the directory before the log goes on.
     pub remove: Vec<SegmentSequence>,
     /// The header of the segment to be continued is lost: write this one before the log goes on.
     pub rewrite_header: Option<SegmentHeader>,
+    /// The footer of the newest segment is damaged: write this one, cut the file behind it and sync it before the log goes
+    /// on. Later starts read of this segment only the footer's end, and would not notice.
+    pub rewrite_footer: Option<FooterRepair>,
     /// Every case of the table that was met, but for whole extents.
     pub cases: Vec<CaseSeen>,
 }

@@ -35,8 +35,16 @@ pub(crate) enum Handled {
     ReplyAndClose(Vec<u8>),
 }
 
+/// Whether the connection has begun with a hello, as it must. Frames that a broker hands on come from connections that
+/// have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    New,
+    Greeted,
+}
+
 /// Answers one whole frame, its size in front.
-pub(crate) async fn handle(service: &Arc<TopicService>, frame: &[u8]) -> Handled {
+pub(crate) async fn handle(service: &Arc<TopicService>, frame: &[u8], stage: &mut Stage) -> Handled {
     let (correlation_id, request) = match parse(frame) {
         Ok(parsed) => parsed,
         Err(error) => return Handled::ReplyAndClose(error_frame(0, ErrorCode::BAD_REQUEST, error.to_string())),
@@ -50,7 +58,17 @@ pub(crate) async fn handle(service: &Arc<TopicService>, frame: &[u8]) -> Handled
             let message = format!("protocol version 0 does not exist, this server speaks up to {PROTOCOL_VERSION}");
             return Handled::ReplyAndClose(error_frame(correlation_id, ErrorCode::UNSUPPORTED, message));
         }
-        Request::Hello(hello) => Ok(hello_frame(service, correlation_id, &hello)),
+        Request::Hello(_) if *stage == Stage::Greeted => {
+            return Handled::Reply(error_frame(correlation_id, ErrorCode::BAD_REQUEST, "a second hello".to_owned()));
+        }
+        Request::Hello(hello) => {
+            *stage = Stage::Greeted;
+            Ok(hello_frame(service, correlation_id, &hello))
+        }
+        _ if *stage == Stage::New => {
+            let message = "the first frame of a connection must be a hello".to_owned();
+            return Handled::ReplyAndClose(error_frame(correlation_id, ErrorCode::BAD_REQUEST, message));
+        }
         Request::Metadata(request) => metadata_frame(service, correlation_id, &request),
         Request::CreateTopic(request) => {
             let created = service.create(request).await;

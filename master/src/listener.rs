@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::frames::{Handled, error_frame, handle};
+use crate::frames::{Handled, Stage, error_frame, handle};
 use crate::topic::TopicService;
 
 /// A frame buffer that a rare large request has grown is not kept.
@@ -72,7 +72,7 @@ async fn connection(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let mut frame = Vec::new();
+    let (mut frame, mut stage) = (Vec::new(), Stage::New);
     loop {
         let read = tokio::select! {
             read = read_frame(&mut stream, &mut frame) => read,
@@ -88,7 +88,7 @@ async fn connection(
             }
             Err(Refused::Close(reason)) => return Err(reason),
         }
-        match handle(service, &frame).await {
+        match handle(service, &frame, &mut stage).await {
             Handled::Reply(reply) => write(&mut stream, &reply).await?,
             Handled::ReplyAndClose(reply) => return write(&mut stream, &reply).await,
         }

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::frames::{Handled, error_frame, handle};
+use crate::frames::{Handled, Stage, error_frame, handle};
 use crate::http_server::{self, ListenError, bind};
 use crate::link::BrokerLink;
 use crate::runtime::control_runtime;
@@ -120,7 +120,8 @@ impl Master {
         let service = Arc::clone(&self.service);
         self.runtime.spawn(async move {
             let _place = place;
-            let (Handled::Reply(answer) | Handled::ReplyAndClose(answer)) = handle(&service, &frame).await;
+            let (Handled::Reply(answer) | Handled::ReplyAndClose(answer)) =
+                handle(&service, &frame, &mut Stage::Greeted).await;
             reply(answer);
         });
     }

@@ -109,14 +109,12 @@ impl Clock {
         clock
     }
 
-    /// Takes the clock away from this thread; its tick task ends at its next poll.
+    /// Takes the clock away from this thread, and its waker from the ticker: no more ticks come.
     pub(crate) fn uninstall(&self) {
         CURRENT.with(|current| current.take());
         self.stopped.set(true);
-        // The waker is dropped here, on its own thread, which glommio's tasks want.
-        if let Some(waker) = self.pulse.set_waker(None) {
-            waker.wake_by_ref();
-        }
+        // Dropped here, on its own thread, as glommio's tasks want.
+        drop(self.pulse.set_waker(None));
     }
 
     /// The task that answers the ticks.

@@ -395,12 +395,14 @@ impl Receive {
 }
 
 async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<(), Fault> {
+    let patience = Duration::from_millis(FRAME_TIMEOUT_MS);
+    // When the frame that is being received must be whole.
+    let mut due = Duration::MAX;
     loop {
         // The whole frame that is being received, once its size is known.
         let partial = receive.frame_at(0)?;
         if let Some(frame) = partial {
-            let wanted = shard.clock.timeout(Duration::from_millis(FRAME_TIMEOUT_MS), receive.grow(shard, frame)).await;
-            wanted.ok_or(Fault::SlowFrame)?;
+            shard.clock.timeout(patience, receive.grow(shard, frame)).await.ok_or(Fault::SlowFrame)?;
         }
         // Of a large frame just the rest is read, so that nothing has to be moved behind it.
         let room = match partial {
@@ -410,8 +412,8 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
         let into = &mut receive.bytes[receive.filled..room];
         let read = connection.stream.read(into);
         let read = if receive.filled > 0 {
-            let patience = Duration::from_millis(FRAME_TIMEOUT_MS);
-            shard.clock.timeout(patience, read).await.ok_or(Fault::SlowFrame)?
+            let left = due.saturating_sub(shard.clock.exact());
+            shard.clock.timeout(left, read).await.ok_or(Fault::SlowFrame)?
         } else if receive.budget > 0 {
             match shard.clock.timeout(RECEIVE_IDLE, read).await {
                 Some(read) => read,
@@ -427,16 +429,20 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
         if count == 0 || connection.is_closed() {
             return Ok(());
         }
+        let begins = receive.filled == 0;
         receive.filled += count;
-        handle_frames(shard, connection, receive).await?;
+        let handled = handle_frames(shard, connection, receive).await?;
+        if receive.filled > 0 && (begins || handled) {
+            due = shard.clock.exact() + patience;
+        }
         shard.flush_touched();
         connection.reply_room().await;
         yield_if_needed().await;
     }
 }
 
-/// Handles all whole frames in the buffer and moves what is behind them to its front.
-async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<(), Fault> {
+/// Handles all whole frames in the buffer and moves what is behind them to its front. Says whether there were any.
+async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<bool, Fault> {
     let mut at = 0;
     while let Some(bytes) = receive.frame_at(at)? {
         if at + bytes > receive.filled {
@@ -451,5 +457,5 @@ async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: 
         receive.bytes.copy_within(at..receive.filled, 0);
         receive.filled -= at;
     }
-    Ok(())
+    Ok(at > 0)
 }

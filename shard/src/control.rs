@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringmain_core::ids::{Epoch, TopicId};
-use ringmain_core::limits::BROKER_TOPICS_MAX;
+use ringmain_core::ids::{Epoch, ShardId, TopicId};
+use ringmain_core::limits::{BROKER_TOPICS_MAX, SHARD_PARTITIONS_MAX};
 use ringmain_core::topic::{TopicChange, TopicInfo};
 
 use crate::catalog::{Catalog, CatalogTopic};
@@ -28,6 +28,9 @@ pub enum ApplyError {
     /// The broker has as many topics as it may have.
     #[error("the broker has {BROKER_TOPICS_MAX} topics: delete some first")]
     TooMany,
+    /// A shard would have more partitions than a checkpoint can list.
+    #[error("a shard would have more than {SHARD_PARTITIONS_MAX} partitions: delete topics, or start with more shards")]
+    TooManyPartitions,
     /// The catalog could not be written.
     #[error("the broker can't write its catalog: {0}")]
     Catalog(String),
@@ -43,12 +46,15 @@ pub(crate) struct Placements {
     created_epochs: HashMap<TopicId, Vec<u32>>,
     /// Stores on each shard.
     load: Vec<usize>,
+    /// Partitions on each shard.
+    partitions: Vec<usize>,
 }
 
 impl Placements {
     /// The placements that the catalog has.
     pub(crate) fn new(shards: u16, topics: &[(Arc<PlacedTopic>, Vec<Epoch>)]) -> Self {
-        let mut placements = Self { load: vec![0; usize::from(shards)], ..Self::default() };
+        let mut placements =
+            Self { load: vec![0; usize::from(shards)], partitions: vec![0; usize::from(shards)], ..Self::default() };
         for (topic, epochs) in topics {
             placements.count(topic, 1);
             placements.topics.insert(topic.info.id, Arc::clone(topic));
@@ -63,6 +69,20 @@ impl Placements {
                 *load = load.saturating_add_signed(by);
             }
         }
+        for (shard, partitions) in self.partitions.iter_mut().enumerate() {
+            // The number of shards is a u16.
+            let here = topic.partitions_on(ShardId(shard as u16)).count();
+            *partitions = partitions.saturating_add_signed(by * here.cast_signed());
+        }
+    }
+
+    /// Whether no shard would have too many partitions with `topic` in place of what is known of it.
+    fn has_room(&self, topic: &PlacedTopic) -> bool {
+        let known = self.topics.get(&topic.info.id);
+        self.partitions.iter().enumerate().all(|(shard, &partitions)| {
+            let on = |topic: &PlacedTopic| topic.partitions_on(ShardId(shard as u16)).count();
+            partitions + on(topic) <= SHARD_PARTITIONS_MAX + known.map_or(0, |known| on(known))
+        })
     }
 
     /// Shards for the stores of a topic: old ones stay, new ones go to the shards with the fewest.
@@ -167,12 +187,15 @@ impl Worker {
             // The epoch fits: the gauge was set from a u32.
             epochs.push(self.metrics[usize::from(shard)].epoch.get() as u32);
         }
+        let topic = Arc::new(PlacedTopic { info: info.clone(), store_shards: store_shards.clone() });
+        if !self.placements.has_room(&topic) {
+            return done(Err(ApplyError::TooManyPartitions));
+        }
         let entry =
             CatalogTopic { info: info.clone(), store_shards: store_shards.clone(), created_epochs: epochs.clone() };
         if let Err(error) = self.catalog.put(entry) {
             return done(Err(ApplyError::Catalog(error.to_string())));
         }
-        let topic = Arc::new(PlacedTopic { info: info.clone(), store_shards });
         if let Some(known) = known {
             self.placements.count(&known, -1);
         }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use ringmain_core::fetch::FetchPlan;
 use ringmain_core::ids::{Offset, ShardId};
-use ringmain_core::limits::{FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX};
+use ringmain_core::limits::{
+    BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX,
+};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::fetch::{
     FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
@@ -163,7 +165,7 @@ struct Attempt {
 
 impl Attempt {
     fn from_memory(shard: &Shard, request: &FetchRequest) -> Self {
-        let budget = (request.bytes_max as usize).min(FETCH_BYTES_MAX);
+        let budget = budget(request);
         let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, news: false };
         let mut attempt = Self { fetched, disk: Vec::new() };
         for (at, partition) in request.partitions.iter().enumerate() {
@@ -222,7 +224,7 @@ impl Attempt {
         disk: Vec<(usize, Offset)>,
         was_tail: bool,
     ) {
-        let budget = (request.bytes_max as usize).min(FETCH_BYTES_MAX);
+        let budget = budget(request);
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
         for (at, memory_from) in disk {
             let left = budget.saturating_sub(self.fetched.bytes);
@@ -279,6 +281,12 @@ impl Fetched {
     fn release(&self, shard: &Shard) {
         shard.release(&self.parts);
     }
+}
+
+/// What one answer may have before the next partition is left out. The last batch taken may go past it by its own size, and
+/// all must fit one frame.
+fn budget(request: &FetchRequest) -> usize {
+    (request.bytes_max as usize).min(FETCH_BYTES_MAX - BATCH_BYTES_MAX)
 }
 
 fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {

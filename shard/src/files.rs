@@ -5,12 +5,13 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use glommio::io::{DmaFile, OpenOptions, ReadResult};
-use ringmain_core::limits::DISK_BLOCK_BYTES;
+use ringmain_core::limits::{CHECKPOINT_BYTES_MAX, DISK_BLOCK_BYTES};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -18,8 +19,9 @@ use crate::clock::{mark_busy, sleep};
 use crate::raw::OwnsFd;
 use crate::runtime::io_error;
 
-/// Bytes of one read request; larger reads are made of several at once.
-pub const READ_BYTES_MAX: usize = 128 * 1024;
+/// Largest read: the largest checkpoint. A read is one request, which the kernel splits as the device wants (tried up to
+/// 64 MiB, past the 4 MiB of the device).
+pub const READ_BYTES_MAX: usize = CHECKPOINT_BYTES_MAX;
 /// How often, and how long apart, a lock is tried that somebody has: the reader of recovery gives it back before the
 /// executor opens the file, but closing may take a moment.
 const LOCK_TRIES: u32 = 100;
@@ -128,22 +130,31 @@ impl WriteBuffer {
     }
 }
 
-/// Bytes read, in the buffers that the device wrote to.
+/// Bytes read, in the buffer that the device wrote to. Clones and slices share it.
 #[derive(Clone, Debug, Default)]
-pub struct ReadBuffer {
-    pieces: Vec<ReadResult>,
-}
+pub struct ReadBuffer(ReadResult);
 
 impl ReadBuffer {
-    /// The pieces, one behind the other.
-    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        self.pieces.iter().map(|piece| &**piece)
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.0
     }
 
     /// Number of bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.len()).sum()
+        self.0.len()
+    }
+
+    /// Part of it.
+    ///
+    /// # Panics
+    /// When the range reaches past it.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.bytes(), "{range:?} of {} bytes", self.bytes());
+        Self(ReadResult::slice(&self.0, range.start, range.len()).unwrap_or_default())
     }
 }
 
@@ -259,23 +270,19 @@ impl LogFile {
     ///
     /// # Errors
     /// When the device fails or the file ends before.
+    ///
+    /// # Panics
+    /// When `bytes` is more than [`READ_BYTES_MAX`].
     pub async fn read_at(&self, place: u64, bytes: usize) -> Result<ReadBuffer, FileError> {
+        assert!(bytes <= READ_BYTES_MAX, "a read of {bytes} bytes");
         mark_busy();
         let _busy = self.begin();
-        let mut pieces = Vec::with_capacity(bytes.div_ceil(READ_BYTES_MAX));
-        let mut read = 0;
-        while read < bytes {
-            let size = (bytes - read).min(READ_BYTES_MAX);
-            let piece = self.inner.file.read_at(place + read as u64, size).await.map_err(self.error("read"))?;
-            read += piece.len();
-            let short = piece.len() < size;
-            pieces.push(piece);
-            if short {
-                return Err(FileError::ShortRead { path: self.inner.path.clone(), place, read, bytes });
-            }
-        }
+        let read = self.inner.file.read_at(place, bytes).await.map_err(self.error("read"))?;
         mark_busy();
-        Ok(ReadBuffer { pieces })
+        if read.len() == bytes {
+            return Ok(ReadBuffer(read));
+        }
+        Err(FileError::ShortRead { path: self.inner.path.clone(), place, read: read.len(), bytes })
     }
 
     /// Makes all completed writes durable.

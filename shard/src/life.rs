@@ -62,6 +62,8 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
     let flusher = spawn_joined(flush::run(Rc::clone(&shard)));
     spawn_local(answer_mesh(Rc::clone(&shard)));
     spawn_local(sweep(Rc::clone(&shard)));
+    // Recovery reads with blocking calls: that was no stall of a serving shard.
+    shard.clock.pulse().take_stall_max();
     // Both sides of the channel live as long as the broker starts.
     let _ = ready.send(Ok(()));
     serve_mail(&shard, &mut mailbox).await;
@@ -72,7 +74,8 @@ async fn serve_mail(shard: &Rc<Shard>, mailbox: &mut Mailbox<ShardCommand>) {
     loop {
         match mailbox.recv().await {
             ShardCommand::PutTopic { topic, created_epochs, done } => {
-                start::take_topic(&mut shard.store.borrow_mut(), shard.id, &topic, &created_epochs);
+                let taken = start::take_topic(&mut shard.store.borrow_mut(), shard.id, &topic, &created_epochs);
+                assert!(taken, "the control plane counts the partitions of each shard");
                 shard.routing.borrow_mut().put(topic);
                 drop(done);
             }

@@ -27,7 +27,7 @@ use crate::files::{FileError, LogFile, WriteBuffer, sync_dir};
 use crate::flush::synced_up_to;
 use crate::metrics::ShardMetrics;
 use crate::recycle::RecyclePool;
-use crate::runtime::spawn_joined;
+use crate::runtime::{spawn_joined, spawn_local};
 use crate::shard::Shard;
 use crate::signal::Broadcast;
 
@@ -299,6 +299,7 @@ impl LogWriter {
         shard.metrics.disk_full.set(0);
         self.write_checkpoint(&checkpoint).await?;
         self.note_synced(&shard.clock);
+        prepare_next(shard);
         Ok(())
     }
 
@@ -410,6 +411,16 @@ fn checkpoint_extent_bytes(checkpoint: &Checkpoint) -> u32 {
     Layout::of_checkpoint(checkpoint.encode().len()).extent_bytes
 }
 
+/// Makes the file of the segment after this one while this one fills.
+fn prepare_next(shard: &Rc<Shard>) {
+    let shard = Rc::clone(shard);
+    spawn_local(async move {
+        if let Err(error) = shard.log.recycle.prepare().await {
+            tracing::warn!(shard = shard.id.0, "can't make a segment ahead of need: {error}");
+        }
+    });
+}
+
 /// There is no room for another segment. Nothing was written, so this is no failure: produces are refused and the
 /// flusher tries again until there is room.
 async fn wait_for_space(shard: &Rc<Shard>, error: &FileError) {
@@ -440,7 +451,12 @@ fn checkpoint_with(partitions: Vec<CheckpointPartition>, epoch: Epoch, clean: bo
 }
 
 /// Writes bytes of any length (a multiple of 4096) in pieces of one write each.
-async fn write_bytes(file: &LogFile, place: u64, bytes: &[u8], metrics: &ShardMetrics) -> Result<(), FileError> {
+pub(crate) async fn write_bytes(
+    file: &LogFile,
+    place: u64,
+    bytes: &[u8],
+    metrics: &ShardMetrics,
+) -> Result<(), FileError> {
     let mut image = ExtentImage::new(bytes.len());
     image.put(0, bytes);
     for (at, buffer) in image.into_writes() {

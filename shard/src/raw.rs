@@ -53,3 +53,14 @@ pub(crate) fn set_worker_affinity(ring: libc::c_int, mask: &[u8]) -> io::Result<
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Another descriptor of the file that `fd` names, if it is open.
+pub(crate) fn duplicate(fd: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: takes and gives descriptor numbers only; one that is not open gives an error.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}

@@ -39,14 +39,40 @@ impl RecyclePool {
         Ok(file)
     }
 
+    /// Makes a file for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
+    /// left for the roll to find.
+    pub(crate) async fn prepare(&self) -> Result<(), FileError> {
+        if !self.files.borrow().is_empty() {
+            return Ok(());
+        }
+        let path = self.next_path();
+        let made = async {
+            let file = LogFile::create(&path, self.segment_bytes).await?;
+            file.fdatasync().await?;
+            file.close().await
+        };
+        if let Err(error) = made.await {
+            // What is left of it is worth nothing.
+            let _ = remove(&path).await;
+            return if error.is_full() { Ok(()) } else { Err(error) };
+        }
+        sync_dir(&self.dir).await?;
+        self.files.borrow_mut().push(path);
+        Ok(())
+    }
+
+    fn next_path(&self) -> PathBuf {
+        let number = self.next.replace_with(|next| *next + 1);
+        self.dir.join(format!("recycled-{number}.free"))
+    }
+
     /// Takes a dead segment's file, which nobody has open any more, or removes it when the pool is full.
     pub(crate) async fn put(&self, path: &Path) -> Result<(), FileError> {
         if self.files.borrow().len() >= POOL_MAX {
             remove(path).await?;
             return sync_dir(&self.dir).await;
         }
-        let number = self.next.replace_with(|next| *next + 1);
-        let to = self.dir.join(format!("recycled-{number}.free"));
+        let to = self.next_path();
         rename(path, &to).await?;
         sync_dir(&self.dir).await?;
         self.files.borrow_mut().push(to);

@@ -5,16 +5,20 @@
 //! - a preempt timer of 300 us: else a busy executor looks at its IO every 100 ms;
 //! - io_uring workers that run on the other CPUs, and a blocking thread that runs on all: else fdatasync waits behind
 //!   the executor;
-//! - a primed IO-poll probe: else the first reads fail with EOPNOTSUPP when the first file opened is a new one;
-//! - a tick from outside and the [`Clock`].
+//! - polled IO switched off for the data directory's device: glommio's probe for it goes wrong when the first file that
+//!   is opened is a new one, and reads then fail with EOPNOTSUPP; and so all devices take the one path that is tested;
+//! - a tick from outside and the [`Clock`]. Until the first task has given the ticker its waker, the thread that starts
+//!   the shard knocks at the executor's eventfd instead: the executor may park on top of its very first task (4 of 1000
+//!   starts on a busy machine).
 
 use std::fs;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
@@ -30,6 +34,9 @@ use crate::ticker::{Pulse, Ticker};
 const PREEMPT_TIMER: Duration = Duration::from_micros(300);
 /// Entries of each of the executor's rings: an idle connection keeps one poll in flight.
 const RING_DEPTH: usize = 512;
+
+/// How often the executor is knocked at until its first task runs.
+const KNOCK_EVERY: Duration = Duration::from_millis(20);
 
 /// How a shard's thread is made.
 #[derive(Clone, Debug)]
@@ -135,15 +142,37 @@ where
     let cpus = allowed_cpus().map_err(|source| RuntimeError::Affinity { shard, source })?;
     let pulse = ticker.register(shard);
     let registered = Registered { ticker: ticker.clone(), pulse: Arc::clone(&pulse) };
-    let (ready, is_ready) = sync_channel(1);
+    let (starting, started) = sync_channel(2);
     let handle = thread::Builder::new()
         .name(format!("shard-{shard}"))
-        .spawn(move || run(&config, &cpus, registered, &ready, f))
+        .spawn(move || run(&config, &cpus, registered, &starting, f))
         .map_err(|source| RuntimeError::Thread { shard, source })?;
-    match is_ready.recv() {
-        Ok(Ok(())) => Ok(ShardThread { shard, pulse, handle }),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(RuntimeError::Panicked { shard }),
+    let mut knockers = Vec::new();
+    loop {
+        match started.recv_timeout(KNOCK_EVERY) {
+            Ok(Start::Made(eventfds)) => knockers = eventfds,
+            Ok(Start::Ready) => return Ok(ShardThread { shard, pulse, handle }),
+            Ok(Start::Failed(error)) => return Err(error),
+            Err(RecvTimeoutError::Timeout) => knock(&knockers),
+            Err(RecvTimeoutError::Disconnected) => return Err(RuntimeError::Panicked { shard }),
+        }
+    }
+}
+
+/// How far a shard's start has come.
+enum Start {
+    /// The executor is made; it listens to one of these.
+    Made(Vec<OwnedFd>),
+    /// The shard's own future runs.
+    Ready,
+    Failed(RuntimeError),
+}
+
+/// Wakes the executor that listens to one of `eventfds`, whatever it waits for.
+fn knock(eventfds: &[OwnedFd]) {
+    for eventfd in eventfds {
+        // A full counter is as good a knock.
+        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
     }
 }
 
@@ -164,7 +193,7 @@ fn run<F, Fut, T>(
     config: &ShardThreadConfig,
     cpus: &[u8],
     registered: Registered,
-    ready: &SyncSender<Result<(), RuntimeError>>,
+    starting: &SyncSender<Start>,
     f: F,
 ) -> Option<T>
 where
@@ -172,33 +201,48 @@ where
     Fut: Future<Output = T> + 'static,
     T: 'static,
 {
+    // The receiver waits in spawn_shard until it is told Ready or Failed.
+    let tell = |start| drop(starting.send(start));
     let executor = match make(config, cpus) {
-        Ok(executor) => executor,
+        Ok((executor, eventfds)) => {
+            tell(Start::Made(eventfds));
+            executor
+        }
         Err(error) => {
-            // The receiver waits in spawn_shard for just this.
-            let _ = ready.send(Err(error));
+            tell(Start::Failed(error));
             return None;
         }
     };
     let prime_path = config.data_dir.join(format!(".prime-{}-{}", std::process::id(), config.index));
     executor.run(async {
-        if let Err(source) = prime(&prime_path).await {
-            let error = RuntimeError::Prime { shard: config.index, dir: config.data_dir.clone(), source };
-            let _ = ready.send(Err(error));
-            return None;
-        }
         let clock = Clock::install(Arc::clone(&registered.pulse));
-        let ticks = spawn_joined(clock.ticks());
-        let _ = ready.send(Ok(()));
-        let output = f().await;
+        spawn_local(clock.ticks());
+        let output = match prime(&prime_path).await {
+            Ok(()) => {
+                tell(Start::Ready);
+                Some(f().await)
+            }
+            Err(source) => {
+                let dir = config.data_dir.clone();
+                tell(Start::Failed(RuntimeError::Prime { shard: config.index, dir, source }));
+                None
+            }
+        };
+        // Nothing is awaited from here on: without ticks the executor might park on top of it for ever.
         clock.uninstall();
-        ticks.await;
-        Some(output)
+        output
     })
 }
 
-fn make(config: &ShardThreadConfig, cpus: &[u8]) -> Result<LocalExecutor, RuntimeError> {
+/// Makes the executor of this thread, and finds the eventfds one of which it listens to.
+fn make(config: &ShardThreadConfig, cpus: &[u8]) -> Result<(LocalExecutor, Vec<OwnedFd>), RuntimeError> {
+    /// One at a time, to tell whose descriptors are new. Other threads may make some as well: a knock too many at an
+    /// eventfd is a spurious wake-up.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let shard = config.index;
+    let executor_error = |reason: String| RuntimeError::Executor { shard, reason };
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = open_fds("eventfd").map_err(|error| executor_error(error.to_string()))?;
     let executor = LocalExecutorBuilder::new(config.cpu.map_or(Placement::Unbound, Placement::Fixed))
         .name(&format!("shard-{shard}"))
         .io_memory(config.io_memory_bytes)
@@ -206,11 +250,29 @@ fn make(config: &ShardThreadConfig, cpus: &[u8]) -> Result<LocalExecutor, Runtim
         .preempt_timer(PREEMPT_TIMER)
         .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
         .make()
-        .map_err(|error| RuntimeError::Executor { shard, reason: error.to_string() })?;
+        .map_err(|error| executor_error(error.to_string()))?;
+    let mut eventfds = open_fds("eventfd").map_err(|error| executor_error(error.to_string()))?;
+    eventfds.retain(|fd| !before.contains(fd));
+    let eventfds = eventfds.into_iter().filter_map(|fd| raw::duplicate(fd).ok()).collect();
+    drop(guard);
     if let Some(own) = config.cpu {
         move_workers(cpus, own).map_err(|source| RuntimeError::Affinity { shard, source })?;
     }
-    Ok(executor)
+    Ok((executor, eventfds))
+}
+
+/// The process's open descriptors whose name has `kind` in it. They come and go while this runs.
+fn open_fds(kind: &str) -> io::Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        // One that has gone is none of ours.
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        if target.to_string_lossy().contains(kind) {
+            found.extend(entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+        }
+    }
+    Ok(found)
 }
 
 /// The CPUs this thread may use, as the bit mask that io_uring takes.
@@ -233,14 +295,7 @@ fn move_workers(cpus: &[u8], own: usize) -> io::Result<()> {
         return Ok(());
     }
     let mut last = io::Error::new(io::ErrorKind::NotFound, "no io_uring found in /proc/self/fd");
-    for entry in fs::read_dir("/proc/self/fd")? {
-        let entry = entry?;
-        // Descriptors come and go while this runs: one that has gone is none of ours.
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
-        if !target.to_string_lossy().contains("io_uring") {
-            continue;
-        }
-        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+    for fd in open_fds("io_uring")? {
         match raw::set_worker_affinity(fd, &others) {
             Ok(()) => return Ok(()),
             Err(error) => last = error,
@@ -249,8 +304,9 @@ fn move_workers(cpus: &[u8], own: usize) -> io::Result<()> {
     Err(last)
 }
 
-/// Opens a file with a written block, so that glommio's probe of polled IO reads something: reading at the end of an
-/// empty file would make it believe that polling works.
+/// Settles glommio's probe of polled IO, and reads a block. The probe is a read through the first descriptor that is
+/// opened on a device: one that can't be read switches polling off for this thread, where the end of an empty file would
+/// make it believe that polling works.
 async fn prime(path: &Path) -> io::Result<()> {
     let result = async {
         // Of an earlier process with the same id, if it is there at all.
@@ -258,6 +314,8 @@ async fn prime(path: &Path) -> io::Result<()> {
         let file = fs::File::create_new(path)?;
         std::os::unix::fs::FileExt::write_all_at(&file, &[0x52; DISK_BLOCK_BYTES], 0)?;
         file.sync_all()?;
+        let unreadable = glommio::io::OpenOptions::new().write(true).dma_open(path).await.map_err(io_error)?;
+        unreadable.close().await.map_err(io_error)?;
         let file = glommio::io::DmaFile::open(path).await.map_err(io_error)?;
         let read = file.read_at_aligned(0, DISK_BLOCK_BYTES).await.map_err(io_error)?;
         if read.len() != DISK_BLOCK_BYTES {

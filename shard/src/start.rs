@@ -7,7 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::files::{LogFile, WriteBuffer, remove, sync_dir};
 use crate::flush;
 use crate::life::Life;
 use crate::log_reader::LogReader;
-use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of};
+use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of, write_bytes};
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
@@ -150,7 +150,7 @@ fn take_over(
     identity: &ArenaIdentity,
 ) -> Result<Result<Memory, NoArena>, String> {
     let fresh = recovered.last_incarnation == Incarnation(0);
-    let quarantine = life.data_dir.join("quarantine");
+    let kept = kept_as(&life.data_dir, &crate::arena::arena_path(dir, identity), Clock::current().now_ms());
     let (mut arena, header) = match Arena::open_existing(dir, identity) {
         Ok(found) => found,
         Err(ArenaError::Missing(_)) if recovered.clean || fresh => return Ok(Err(NoArena::NotNeeded)),
@@ -159,14 +159,14 @@ fn take_over(
         }
         Err(error @ (ArenaError::Header { .. } | ArenaError::Size { .. })) => {
             let path = crate::arena::arena_path(dir, identity);
-            crate::arena::quarantine_file(&path, &quarantine).map_err(|error| error.to_string())?;
-            return Ok(Err(NoArena::Lost(format!("{error}; put aside in {}", quarantine.display()))));
+            crate::arena::quarantine_file(&path, &kept).map_err(|error| error.to_string())?;
+            return Ok(Err(NoArena::Lost(format!("{error}; put aside as {}", kept.display()))));
         }
         Err(error) => return Err(error.to_string()),
     };
     let put_aside = |arena: Arena, reason: String| -> Result<Result<Memory, NoArena>, String> {
-        arena.quarantine(&quarantine).map_err(|error| error.to_string())?;
-        Ok(Err(NoArena::Lost(format!("{reason}; the arena is put aside in {}", quarantine.display()))))
+        arena.quarantine(&kept).map_err(|error| error.to_string())?;
+        Ok(Err(NoArena::Lost(format!("{reason}; the arena is put aside as {}", kept.display()))))
     };
     if recovered.clean && !recovered.ends_uncertain {
         // A start after the clean stop died before its first ack.
@@ -193,6 +193,12 @@ fn take_over(
         }
         Err(error) => put_aside(arena, error.to_string()),
     }
+}
+
+/// Where an arena that can't be taken over is kept: named by the time, since one shard may put aside several.
+fn kept_as(data_dir: &Path, arena: &Path, now_ms: i64) -> PathBuf {
+    let name = arena.file_stem().unwrap_or_default().to_string_lossy();
+    data_dir.join("quarantine").join(format!("{name}-{now_ms}.arena"))
 }
 
 /// Why the arena is not the last memory of the recovered log.
@@ -262,8 +268,22 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
     if !recovered.remove.is_empty() {
         sync_dir(&life.dir).await.map_err(text)?;
     }
+    if let Some(footer) = &recovered.rewrite_footer {
+        let file = LogFile::open(&life.dir.join(file_name(footer.segment))).await.map_err(text)?;
+        write_bytes(&file, footer.place, &footer.bytes, &life.metrics).await.map_err(text)?;
+        file.truncate(footer.place + footer.bytes.len() as u64).await.map_err(text)?;
+        file.close().await.map_err(text)?;
+    }
     let file = match recovered.next {
-        NextPlace::NewSegment(_) => None,
+        NextPlace::NewSegment(_) => {
+            // The process before may have died between writing a footer and syncing it.
+            if let Some(sealed) = recovered.sync {
+                let file = LogFile::open(&life.dir.join(file_name(sealed))).await.map_err(text)?;
+                file.fdatasync().await.map_err(text)?;
+                file.close().await.map_err(text)?;
+            }
+            None
+        }
         NextPlace::Continue(open) => {
             let file = LogFile::open(&life.dir.join(file_name(open.segment))).await.map_err(text)?;
             file.reserve(life.segment_bytes).await.map_err(text)?;

@@ -119,6 +119,12 @@ fn sizes_are_bytes_or_binary_units() {
 }
 
 #[test]
+fn sizes_for_people_are_short() {
+    assert_eq!((show_about(224), show_about(1536)), ("224 bytes".to_owned(), "1.5 KiB".to_owned()));
+    assert_eq!(show_about(5 << 30), "5.0 GiB");
+}
+
+#[test]
 fn addresses_keep_names_and_ipv6() {
     for (text, host, port) in [("a:1", "a", 1), ("[::1]:0", "::1", 0), (":80", "0.0.0.0", 80)] {
         assert_eq!(parse_address(text).unwrap(), Address { host: host.to_owned(), port });

@@ -19,7 +19,7 @@
 //! | not the newest | not whole | | `FooterLost` walk |
 //! | newest | whole | last is a clean checkpoint | `StoppedClean` checkpoint only |
 //! | newest | whole | else | `SealedInRoll` checkpoint and pages |
-//! | newest | trailer whole, pages or checkpoint not | | `FooterDamaged` walk; go on in a new segment |
+//! | newest | trailer whole, pages or checkpoint not | | `FooterDamaged` walk, rewrite footer; go on in a new segment |
 //! | newest | no trailer | header and first extent whole | `Open` walk, go on in it |
 //! | newest | no trailer | header not whole, first extent chains | `SegmentHeaderLost` walk, rewrite header |
 //! | newest | no trailer | first extent damaged | `FirstExtentDamaged` walk, skip |

@@ -4,11 +4,11 @@ use super::cases::{Case, CaseSeen, FirstExtent, Footer, decide_newest, decide_ne
 use super::sealed::{read_fences, read_sealed, read_trailer, sealed_state};
 use super::state::State;
 use super::walk::{Body, Chain, Extent, KnownEnd, LogShape, SegmentReader, Walk, Walked};
-use super::{RecoverError, Recovered, SegmentSource, unsupported};
+use super::{FooterRepair, RecoverError, Recovered, SegmentSource, unsupported};
 use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Position, SegmentSequence};
-use crate::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex};
+use crate::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use crate::limits::DISK_BLOCK_BYTES;
-use crate::log::{NextPlace, OpenSegment};
+use crate::log::{NextPlace, OpenSegment, SegmentEnd};
 use crate::segment::{SEGMENT_SEQUENCE_MAX, SegmentHeader, position_of};
 
 /// A segment that stays.
@@ -325,6 +325,7 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             }
         };
         let mut rewrite_header = None;
+        let mut rewrite_footer = None;
         let (end, state, newest_index, newest_lost) = match found {
             Newest::Died => return Err(RecoverError::NothingReadable(newest)),
             Newest::Sealed(sealed, state) => {
@@ -332,8 +333,13 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             }
             Newest::Rebuilt(sealed, walked) => {
                 let state = self.state_of(&walked, &older)?;
-                let end = sealed_end(&sealed, self.log);
-                (end, state, SegmentIndex::Full(active_index(&walked)), walked.lost)
+                let log_end = sealed_end(&sealed, self.log);
+                let checkpoint_place = open_segment(newest, &walked).checkpoint_place;
+                let end = SegmentEnd { checkpoint_place, ..*sealed.end() };
+                let entries = active_index(&walked).sorted();
+                let (place, bytes) = (u64::from(end.end_place), encode_footer(&entries, &end));
+                rewrite_footer = Some(FooterRepair { segment: newest, place, bytes });
+                (log_end, state, SegmentIndex::Sealed(SealedIndex::of_entries(&entries, &end)), walked.lost)
             }
             Newest::Open(walked, header) => {
                 let state = self.state_of(&walked, &older)?;
@@ -346,7 +352,9 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             }
         };
         let mut recovered = self.recovered(newest, end, state, remove)?;
+        recovered.sync = Some(newest);
         recovered.rewrite_header = rewrite_header;
+        recovered.rewrite_footer = rewrite_footer;
         for (segment, kept) in older {
             let index = match kept {
                 Kept::Sealed(sealed) => SegmentIndex::Sealed(sealed),
@@ -419,8 +427,10 @@ impl<'a, S: SegmentSource> Recovery<'a, S> {
             partitions: state.partitions,
             index: LogIndex::default(),
             lost: Vec::new(),
+            sync: None,
             remove,
             rewrite_header: None,
+            rewrite_footer: None,
             cases: self.cases,
         })
     }

@@ -22,6 +22,17 @@ fn connect(running: &Running) -> TcpStream {
     stream
 }
 
+/// A connection that has said hello.
+fn greeted(running: &Running) -> TcpStream {
+    let mut stream = connect(running);
+    assert!(matches!(ask(&mut stream, &hello()), Response::Hello(_)));
+    stream
+}
+
+fn hello() -> Request {
+    Request::Hello(HelloRequest { protocol_version: PROTOCOL_VERSION, ..HelloRequest::default() })
+}
+
 fn receive(stream: &mut TcpStream) -> Vec<u8> {
     let mut frame = vec![0; FRAME_PREFIX_BYTES];
     stream.read_exact(&mut frame).unwrap();
@@ -91,7 +102,7 @@ fn a_topic_is_made_seen_and_deleted() {
 #[test]
 fn what_belongs_to_a_broker_is_unsupported_and_the_connection_goes_on() {
     let running = master();
-    let mut stream = connect(&running);
+    let mut stream = greeted(&running);
     let offsets = Request::Offsets(OffsetsRequest { topic_id: TopicId(1), partitions: Vec::new() });
     for _ in 0..2 {
         assert_eq!(error_code(&ask(&mut stream, &offsets)), ErrorCode::UNSUPPORTED);
@@ -103,6 +114,22 @@ fn what_belongs_to_a_broker_is_unsupported_and_the_connection_goes_on() {
     stream.write_all(&out).unwrap();
     let (correlation_id, response) = decode(&receive(&mut stream));
     assert_eq!((correlation_id, error_code(&response)), (9, ErrorCode::UNSUPPORTED));
+}
+
+#[test]
+fn a_connection_begins_with_one_hello_of_a_version_that_exists() {
+    let running = master();
+    let mut stream = connect(&running);
+    let metadata = Request::Metadata(MetadataRequest::default());
+    assert_eq!(error_code(&ask(&mut stream, &metadata)), ErrorCode::BAD_REQUEST);
+    assert!(closed(stream));
+    let mut stream = connect(&running);
+    let old = HelloRequest::default();
+    assert_eq!(error_code(&ask(&mut stream, &Request::Hello(old))), ErrorCode::UNSUPPORTED);
+    assert!(closed(stream));
+    let mut stream = greeted(&running);
+    assert_eq!(error_code(&ask(&mut stream, &hello())), ErrorCode::BAD_REQUEST);
+    assert!(matches!(ask(&mut stream, &metadata), Response::Metadata(_)));
 }
 
 #[test]
@@ -123,25 +150,18 @@ fn garbage_gets_a_typed_error_and_a_closed_connection() {
     }
     assert!(matches!(frame_bytes([0xff; 4]), Err(FrameError::Bytes(_))));
     // Others did not notice.
-    let hello = HelloRequest { protocol_version: 1, ..HelloRequest::default() };
-    assert!(matches!(ask(&mut connect(&running), &Request::Hello(hello)), Response::Hello(_)));
+    greeted(&running);
 }
 
 #[test]
 fn one_connection_too_many_is_told_so() {
     let running = master();
-    let hello = Request::Hello(HelloRequest { protocol_version: 1, ..HelloRequest::default() });
-    let mut open: Vec<_> = (0..ringmain_core::limits::MASTER_CONNECTIONS_MAX)
-        .map(|_| {
-            let mut stream = connect(&running);
-            assert!(matches!(ask(&mut stream, &hello), Response::Hello(_)));
-            stream
-        })
-        .collect();
+    let mut open: Vec<_> = (0..ringmain_core::limits::MASTER_CONNECTIONS_MAX).map(|_| greeted(&running)).collect();
     let mut refused = connect(&running);
     assert_eq!(error_code(&decode(&receive(&mut refused)).1), ErrorCode::LIMIT_REACHED);
     assert!(closed(refused));
-    assert!(matches!(ask(&mut open[0], &hello), Response::Hello(_)));
+    let metadata = Request::Metadata(MetadataRequest::default());
+    assert!(matches!(ask(&mut open[0], &metadata), Response::Metadata(_)));
     // A stop closes idle connections at once.
     running.master.stop();
     assert!(open.into_iter().all(closed));

@@ -13,7 +13,7 @@ fn filled(bytes: usize, seed: u8) -> WriteBuffer {
 }
 
 fn joined(buffer: &ReadBuffer) -> Vec<u8> {
-    buffer.pieces().flatten().copied().collect()
+    buffer.as_slice().to_vec()
 }
 
 #[test]
@@ -25,11 +25,13 @@ fn what_is_written_is_read_back_at_any_place_and_size() {
         let expected = buffer.as_slice().to_vec();
         file.write_at(buffer, 4096).await.unwrap();
         file.fdatasync().await.unwrap();
-        for (place, bytes) in [(4096, 4096), (4096, 2 << 20), (5000, 1), (4097, 300_000), (4096 + 8, BLOCK)] {
+        for (place, bytes) in [(4096, 4096), (4096, 2 << 20), (5000, 1), (4097, 300_000), (4096 + 8, BLOCK), (4096, 0)]
+        {
             let read = file.read_at(place, bytes).await.unwrap();
             assert_eq!(read.bytes(), bytes);
             let from = place as usize - 4096;
             assert!(joined(&read) == expected[from..from + bytes], "{place} {bytes}");
+            assert!(joined(&read.slice(bytes / 3..bytes)) == expected[from + bytes / 3..from + bytes]);
         }
         assert!(joined(&file.read_at(0, BLOCK).await.unwrap()).iter().all(|&byte| byte == 0));
         file.close().await.unwrap();
@@ -56,6 +58,21 @@ fn large_writes_are_whole_also_when_several_are_in_flight() {
         }
         assert_eq!(file.in_flight(), 0);
         file.close().await.unwrap();
+    });
+}
+
+#[test]
+fn the_largest_read_is_one_buffer() {
+    on_shard(|dir| async move {
+        let file = LogFile::create(&dir.join("a.log"), 2 * READ_BYTES_MAX as u64).await.unwrap();
+        for n in 0..8u64 {
+            file.write_at(filled(READ_BYTES_MAX / 8, n as u8), n * (READ_BYTES_MAX as u64 / 8)).await.unwrap();
+        }
+        let read = file.read_at(0, READ_BYTES_MAX).await.unwrap();
+        for n in 0..8 {
+            let part = READ_BYTES_MAX / 8;
+            assert!(read.as_slice()[n * part..(n + 1) * part] == *filled(part, n as u8).as_slice());
+        }
     });
 }
 

@@ -233,6 +233,7 @@ fn sealed_in_roll() -> Case {
     let recovered = expect(&mut writer.files, Case::SealedInRoll, 30);
     assert!(!recovered.clean);
     assert_eq!(recovered.synced, recovered.flushed);
+    assert_eq!(recovered.sync, Some(SegmentSequence(0)), "its footer may not be durable");
     Case::SealedInRoll
 }
 
@@ -243,6 +244,10 @@ fn footer_damaged() -> Case {
     writer.files.newest()[page + 70] ^= 1;
     let recovered = expect(&mut writer.files, Case::FooterDamaged, 30);
     assert_eq!(recovered.next, NextPlace::NewSegment(SegmentSequence(1)));
+    // The footer that it wants written is the one that was there.
+    let footer = recovered.rewrite_footer.unwrap();
+    writer.files.newest()[page + 70] ^= 1;
+    assert_eq!(footer.bytes, writer.files.newest()[page..]);
     Case::FooterDamaged
 }
 

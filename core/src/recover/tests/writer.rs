@@ -116,6 +116,11 @@ impl Writer {
         if let Some(header) = recovered.rewrite_header {
             files.files.get_mut(&header.segment).unwrap()[..64].copy_from_slice(&header.encode());
         }
+        if let Some(footer) = &recovered.rewrite_footer {
+            let file = files.files.get_mut(&footer.segment).unwrap();
+            file.truncate(footer.place as usize);
+            file.extend(&footer.bytes);
+        }
         if let NextPlace::Continue(open) = recovered.next {
             files.files.get_mut(&open.segment).unwrap().resize(SEGMENT_BYTES as usize, 0);
         }
