@@ -17,7 +17,7 @@ use ringmain_core::adopt::{self, Adopted};
 use ringmain_core::block::BlockMemory;
 use ringmain_core::ids::{Epoch, Incarnation, PartitionKey, ShardId};
 use ringmain_core::log::{LogTail, NextPlace};
-use ringmain_core::recover::{Recovered, RecoveredPartition, recover};
+use ringmain_core::recover::{Case, Recovered, RecoveredPartition, recover};
 use ringmain_core::segment::file_name;
 use ringmain_core::store::{PartitionStart, ShardStore};
 use ringmain_wire::frame::FrameEncoder;
@@ -84,7 +84,14 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
 
 fn report(life: &Life, recovered: &Recovered) {
     for seen in &recovered.cases {
-        tracing::info!(shard = life.id.0, "recovery: {seen:?}");
+        // One for each segment there is: not worth a line in the log.
+        if seen.case == Case::Sealed {
+            tracing::debug!(shard = life.id.0, segment = seen.segment.0, "recovery: {:?}", seen.case);
+        } else {
+            tracing::info!(
+                shard = life.id.0, segment = seen.segment.0, place = seen.place, "recovery: {:?}", seen.case
+            );
+        }
     }
     for lost in &recovered.lost {
         tracing::error!(
