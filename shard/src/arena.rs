@@ -242,6 +242,16 @@ impl Arena {
         self.change(|header| header.next_incarnation = next);
     }
 
+    /// Says that the log ends with `last`, which this arena was known to. Call it before
+    /// [`set_next_incarnation`](Self::set_next_incarnation): when the start before died between writing `last` to the log
+    /// and committing it here, the next one to come would else replace it, and a kill before *that* is in the log leave an
+    /// arena that does not know the log's last incarnation.
+    pub fn confirm_incarnation(&mut self, last: Incarnation) {
+        if self.header.incarnation != last {
+            self.change(|header| header.incarnation = last);
+        }
+    }
+
     /// Says that the next incarnation is in the log, and that the adoption has succeeded.
     pub fn commit_incarnation(&mut self) {
         self.change(|header| {

@@ -176,6 +176,7 @@ fn take_over(
     if let Some(reason) = mismatch(identity, &header, recovered) {
         return put_aside(arena, reason);
     }
+    arena.confirm_incarnation(recovered.last_incarnation);
     if arena.begin_adoption() >= ADOPTIONS_MAX {
         return put_aside(arena, format!("taking it over has failed {ADOPTIONS_MAX} times"));
     }
