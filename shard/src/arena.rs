@@ -132,7 +132,7 @@ impl Arena {
                 incarnation,
                 next_incarnation: incarnation,
                 slab_count,
-                adoptions_begun: 0,
+                adoption_panics: 0,
                 turn: 0,
             };
             let mut arena = Self::of_file(file, &path, header)?;
@@ -187,7 +187,7 @@ impl Arena {
             incarnation: Incarnation(0),
             next_incarnation: Incarnation(0),
             slab_count,
-            adoptions_begun: 0,
+            adoption_panics: 0,
             turn: 0,
         };
         let reserver = ArenaReserver::of_anonymous(&map, slab_count);
@@ -256,15 +256,14 @@ impl Arena {
     pub fn commit_incarnation(&mut self) {
         self.change(|header| {
             header.incarnation = header.next_incarnation;
-            header.adoptions_begun = 0;
+            header.adoption_panics = 0;
         });
     }
 
-    /// Counts a try to adopt; gives how many there were before it.
-    pub fn begin_adoption(&mut self) -> u32 {
-        let before = self.header.adoptions_begun;
-        self.change(|header| header.adoptions_begun += 1);
-        before
+    /// Counts a start that panicked while it took the arena over; gives how many there were since one succeeded.
+    pub fn count_panic(&mut self) -> u32 {
+        self.change(|header| header.adoption_panics += 1);
+        self.header.adoption_panics
     }
 
     fn descriptor_at(&self, block: u32) -> usize {

@@ -96,16 +96,16 @@ fn incarnations_and_adoptions_are_kept() {
     let mut arena = reopen(dir.path());
     let header = arena.header();
     assert_eq!((header.incarnation, header.next_incarnation), (Incarnation(1), Incarnation(2)));
-    assert_eq!(arena.begin_adoption(), 0);
-    assert_eq!(arena.begin_adoption(), 1);
+    assert_eq!(arena.count_panic(), 1);
+    assert_eq!(arena.count_panic(), 2);
     drop(arena);
     let mut arena = reopen(dir.path());
-    assert_eq!(arena.header().adoptions_begun, 2);
+    assert_eq!(arena.header().adoption_panics, 2);
     arena.commit_incarnation();
     drop(arena);
     let header = reopen(dir.path()).header();
     assert_eq!((header.incarnation, header.next_incarnation), (Incarnation(2), Incarnation(2)));
-    assert_eq!(header.adoptions_begun, 0);
+    assert_eq!(header.adoption_panics, 0);
 }
 
 #[test]
