@@ -29,6 +29,7 @@ pub mod mesh;
 mod mesh_message;
 pub mod metrics;
 pub mod net;
+mod panic_mark;
 mod parked;
 pub mod preflight;
 mod produce;
