@@ -133,10 +133,13 @@ fn shards_may_be_added_for_new_stores_but_not_taken_away() {
     let broker = stage.home.start_with(&["--shards", "3", "--memory", "96MiB"]);
     stage.check(&broker, 0);
     broker.ok(&["topic", "create", "new", "--partitions", "6", "--stores", "3"]);
-    let described: serde_json::Value = serde_json::from_slice(&broker.ok(&["topic", "describe", "new", "--json"])).unwrap();
-    let shards: Vec<_> = described["partitions"].as_array().unwrap().iter().map(|partition| &partition["shard"]).collect();
+    let described: serde_json::Value =
+        serde_json::from_slice(&broker.ok(&["topic", "describe", "new", "--json"])).unwrap();
+    let shards: Vec<_> =
+        described["partitions"].as_array().unwrap().iter().map(|partition| &partition["shard"]).collect();
     assert!(shards.iter().any(|shard| **shard == 2), "{shards:?}");
-    let described: serde_json::Value = serde_json::from_slice(&broker.ok(&["topic", "describe", TOPIC, "--json"])).unwrap();
+    let described: serde_json::Value =
+        serde_json::from_slice(&broker.ok(&["topic", "describe", TOPIC, "--json"])).unwrap();
     assert!(described["partitions"].as_array().unwrap().iter().all(|partition| partition["shard"] != 2));
     stage.produce(&broker, Durability::Memory);
     broker.stop();

@@ -339,7 +339,10 @@ fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max
         at += size;
     };
     if let Some(first) = first {
-        got.parts.push(Part::Bytes(bytes.slice(first..at)));
+        // A small part of what was read must not keep all of it in memory while it waits for its client.
+        let taken = bytes.slice(first..at);
+        let is_most = taken.len() * 2 >= bytes.len();
+        got.parts.push(Part::Bytes(if is_most { taken } else { Bytes::copy_from_slice(&taken) }));
     }
     Walk { walked: at, end }
 }

@@ -92,7 +92,11 @@ fn report(life: &Life, recovered: &Recovered) {
             tracing::debug!(shard = life.id.0, segment = seen.segment.0, "recovery: {:?}", seen.case);
         } else {
             tracing::info!(
-                shard = life.id.0, segment = seen.segment.0, place = seen.place, "recovery: {:?}", seen.case
+                shard = life.id.0,
+                segment = seen.segment.0,
+                place = seen.place,
+                "recovery: {:?}",
+                seen.case
             );
         }
     }
@@ -392,12 +396,15 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         readers: crate::catch_up::Readers::default(),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
+        watches: Cell::new(0),
         connections: RefCell::default(),
         next_connection: Cell::new(1),
         touched: RefCell::default(),
         encoder: RefCell::new(FrameEncoder::new()),
         receive_bytes: Cell::new(0),
         receive_freed: Broadcast::default(),
+        receive_waiting: Cell::new(0),
+        copies: Rc::default(),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),

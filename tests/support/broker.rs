@@ -139,7 +139,12 @@ impl Launched {
                     found.unwrap_or_else(|| panic!("the ready line lacks {name}: {line}")).to_owned()
                 };
                 assert!(line.starts_with("ringmain ready "), "{line}");
-                Ok(Broker { broker: part("broker"), http: part("http"), console: part("console"), process: self.process })
+                Ok(Broker {
+                    broker: part("broker"),
+                    http: part("http"),
+                    console: part("console"),
+                    process: self.process,
+                })
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Refused { status: self.process.wait(), log: self.process.log() })
