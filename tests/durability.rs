@@ -33,7 +33,13 @@ struct Trial {
 impl Trial {
     fn new(random: &mut Random) -> (Self, Broker) {
         let topics = vec![("wide".to_owned(), 4), ("two".to_owned(), 2), ("one".to_owned(), 1)];
-        let trial = Self { home: Home::default(), ledger: Arc::default(), topics, random: Random(random.next()), epochs: HashMap::new() };
+        let trial = Self {
+            home: Home::default(),
+            ledger: Arc::default(),
+            topics,
+            random: Random(random.next()),
+            epochs: HashMap::new(),
+        };
         let broker = trial.home.start();
         run(create_topics(&broker.broker, &trial.topics));
         (trial, broker)

@@ -133,10 +133,13 @@ fn shards_may_be_added_for_new_stores_but_not_taken_away() {
     let broker = stage.home.start_with(&["--shards", "3", "--memory", "96MiB"]);
     stage.check(&broker, 0);
     broker.ok(&["topic", "create", "new", "--partitions", "6", "--stores", "3"]);
-    let described: serde_json::Value = serde_json::from_slice(&broker.ok(&["topic", "describe", "new", "--json"])).unwrap();
-    let shards: Vec<_> = described["partitions"].as_array().unwrap().iter().map(|partition| &partition["shard"]).collect();
+    let described: serde_json::Value =
+        serde_json::from_slice(&broker.ok(&["topic", "describe", "new", "--json"])).unwrap();
+    let shards: Vec<_> =
+        described["partitions"].as_array().unwrap().iter().map(|partition| &partition["shard"]).collect();
     assert!(shards.iter().any(|shard| **shard == 2), "{shards:?}");
-    let described: serde_json::Value = serde_json::from_slice(&broker.ok(&["topic", "describe", TOPIC, "--json"])).unwrap();
+    let described: serde_json::Value =
+        serde_json::from_slice(&broker.ok(&["topic", "describe", TOPIC, "--json"])).unwrap();
     assert!(described["partitions"].as_array().unwrap().iter().all(|partition| partition["shard"] != 2));
     stage.produce(&broker, Durability::Memory);
     broker.stop();
@@ -159,13 +162,14 @@ fn a_copied_data_directory_is_served_and_the_arena_of_the_original_is_left_alone
     let copy = Home::new(TWO_SHARDS);
     // Both homes use one arena directory, as two brokers of a machine do.
     copy_dir(&stage.home.data(), &copy.data());
-    let before = file_bytes(&stage.home.arena_files());
+    let files = stage.home.arena_files();
+    let before = file_bytes(&files);
     assert_eq!(before.len(), 2);
     let arena = stage.home.arena().to_str().unwrap();
     let copied = copy.start_with(&["--arena-dir", arena]);
     stage.check_lost(&copied, 1);
     copied.stop();
-    assert!(file_bytes(&stage.home.arena_files()) == before, "the arena of the original was touched");
+    assert!(file_bytes(&files) == before, "the arena of the original was touched");
 
     let broker = stage.home.start();
     stage.check(&broker, 0);
@@ -232,15 +236,7 @@ fn a_port_that_is_in_use_is_refused_and_its_broker_does_not_notice() {
     let (mut stage, broker) = Stage::new(TWO_SHARDS);
     let other = Home::default();
     for (flag, address) in [("--listen", &broker.broker), ("--http", &broker.http)] {
-        let mut command = other.command(&[]);
-        let args: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
-        let at = args.iter().position(|arg| arg == flag).unwrap();
-        let mut args = args;
-        args[at + 1] = address.into();
-        command = Command::new(support::broker::RINGMAIN);
-        command.args(args).stdout(std::process::Stdio::piped());
-        let log = other.arena().join("log");
-        let refused = support::broker::Launched::new(&mut command, &log).ready().err().unwrap();
+        let refused = other.launch(&[flag, address]).ready().err().unwrap();
         assert_eq!(refused.status.code(), Some(1), "{flag}");
         assert!(refused.log.contains(address.as_str()), "{flag}: {}", refused.log);
     }
