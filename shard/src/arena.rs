@@ -132,7 +132,7 @@ impl Arena {
                 incarnation,
                 next_incarnation: incarnation,
                 slab_count,
-                adoptions_begun: 0,
+                adoption_panics: 0,
                 turn: 0,
             };
             let mut arena = Self::of_file(file, &path, header)?;
@@ -187,7 +187,7 @@ impl Arena {
             incarnation: Incarnation(0),
             next_incarnation: Incarnation(0),
             slab_count,
-            adoptions_begun: 0,
+            adoption_panics: 0,
             turn: 0,
         };
         let reserver = ArenaReserver::of_anonymous(&map, slab_count);
@@ -242,19 +242,28 @@ impl Arena {
         self.change(|header| header.next_incarnation = next);
     }
 
+    /// Says that the log ends with `last`, which this arena was known to. Call it before
+    /// [`set_next_incarnation`](Self::set_next_incarnation): when the start before died between writing `last` to the log
+    /// and committing it here, the next one to come would else replace it, and a kill before *that* is in the log leave an
+    /// arena that does not know the log's last incarnation.
+    pub fn confirm_incarnation(&mut self, last: Incarnation) {
+        if self.header.incarnation != last {
+            self.change(|header| header.incarnation = last);
+        }
+    }
+
     /// Says that the next incarnation is in the log, and that the adoption has succeeded.
     pub fn commit_incarnation(&mut self) {
         self.change(|header| {
             header.incarnation = header.next_incarnation;
-            header.adoptions_begun = 0;
+            header.adoption_panics = 0;
         });
     }
 
-    /// Counts a try to adopt; gives how many there were before it.
-    pub fn begin_adoption(&mut self) -> u32 {
-        let before = self.header.adoptions_begun;
-        self.change(|header| header.adoptions_begun += 1);
-        before
+    /// Counts a start that panicked while it took the arena over; gives how many there were since one succeeded.
+    pub fn count_panic(&mut self) -> u32 {
+        self.change(|header| header.adoption_panics += 1);
+        self.header.adoption_panics
     }
 
     fn descriptor_at(&self, block: u32) -> usize {

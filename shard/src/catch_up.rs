@@ -16,6 +16,7 @@ use ringmain_core::limits::BATCH_BYTES_MAX;
 
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
+use crate::runtime::spawn_joined;
 use crate::shard::Shard;
 use crate::signal::Broadcast;
 
@@ -27,6 +28,8 @@ const PAGES_MAX: usize = 256;
 const CURSORS_MAX: usize = 4096;
 /// Bytes that reads may hold at once; a fetch waits for its turn.
 const READ_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// One read of the device; larger ones are split, so that the device works on several.
+const PIECE_BYTES_MAX: usize = 256 * 1024;
 /// Smallest read from a run.
 const READ_BYTES_MIN: usize = 64 * 1024;
 /// Runs that one fetch of one partition reads from.
@@ -216,15 +219,27 @@ async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<I
     Ok(Some(entries))
 }
 
+/// Reads side by side, in pieces that the device takes at once.
 async fn read_bytes(shard: &Shard, file: &LogFile, place: u64, bytes: usize) -> Result<Vec<u8>, FileError> {
     let _admitted = shard.readers.admit(bytes).await;
-    let read = file.read_at(place, bytes).await?;
-    shard.metrics.fetch_disk_read_bytes_total.add(bytes as u64);
+    let pieces: Vec<_> = (0..bytes)
+        .step_by(PIECE_BYTES_MAX)
+        .map(|at| {
+            let file = file.clone();
+            spawn_joined(async move { file.read_at(place + at as u64, PIECE_BYTES_MAX.min(bytes - at)).await })
+        })
+        .collect();
     let mut copy = Vec::with_capacity(bytes);
-    for piece in read.pieces() {
-        copy.extend_from_slice(piece);
+    let mut failed = None;
+    for piece in pieces {
+        // Each is waited for: the kernel owns its buffer until then.
+        match piece.await {
+            Ok(read) => copy.extend_from_slice(read.as_slice()),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
-    Ok(copy)
+    shard.metrics.fetch_disk_read_bytes_total.add(copy.len() as u64);
+    failed.map_or(Ok(copy), Err)
 }
 
 struct Got {
@@ -324,7 +339,10 @@ fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max
         at += size;
     };
     if let Some(first) = first {
-        got.parts.push(Part::Bytes(bytes.slice(first..at)));
+        // A small part of what was read must not keep all of it in memory while it waits for its client.
+        let taken = bytes.slice(first..at);
+        let is_most = taken.len() * 2 >= bytes.len();
+        got.parts.push(Part::Bytes(if is_most { taken } else { Bytes::copy_from_slice(&taken) }));
     }
     Walk { walked: at, end }
 }

@@ -173,6 +173,15 @@ impl DataDir {
         Ok(dir)
     }
 
+    /// The identity of the directory at `path`, or none when there is none yet. Takes no lock: it is only ever replaced as a
+    /// whole.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn peek(path: &Path) -> Result<Option<Identity>, DataDirError> {
+        identity::read(&path.join("identity"))
+    }
+
     /// The identity of a directory that has none yet.
     fn made(path: &Path, options: &DataDirOptions) -> Result<Identity, DataDirError> {
         let segment_bytes = options.segment_bytes_if_new;

@@ -65,11 +65,10 @@ async fn is_dead(shard: &Rc<Shard>, segment: SegmentSequence, living: &HashSet<T
     let mut dead = true;
     for (page, place) in pages.into_iter().enumerate() {
         let read = file.read_at(place, FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
-        let bytes: Vec<u8> = read.pieces().flatten().copied().collect();
         let index = shard.log.index.borrow();
         let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else { return Ok(false) };
         // A footer has fewer pages than a u32 can count.
-        let entries = sealed.decode_page(page as u32, &bytes).map_err(|error| error.to_string())?;
+        let entries = sealed.decode_page(page as u32, read.as_slice()).map_err(|error| error.to_string())?;
         if entries.iter().any(|entry| living.contains(&entry.key.topic)) {
             dead = false;
             break;

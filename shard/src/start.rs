@@ -17,7 +17,7 @@ use ringmain_core::adopt::{self, Adopted};
 use ringmain_core::block::BlockMemory;
 use ringmain_core::ids::{Epoch, Incarnation, PartitionKey, ShardId};
 use ringmain_core::log::{LogTail, NextPlace};
-use ringmain_core::recover::{Recovered, RecoveredPartition, recover};
+use ringmain_core::recover::{Case, Recovered, RecoveredPartition, recover};
 use ringmain_core::segment::file_name;
 use ringmain_core::store::{PartitionStart, ShardStore};
 use ringmain_wire::frame::FrameEncoder;
@@ -30,12 +30,13 @@ use crate::flush;
 use crate::life::Life;
 use crate::log_reader::LogReader;
 use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of, write_bytes};
+use crate::panic_mark::{self, PanicMark};
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
 use crate::signal::{Broadcast, Signal};
 
-/// An arena whose adoption failed so often is put aside.
+/// An arena whose adoption panicked so often is put aside.
 const ADOPTIONS_MAX: u32 = 3;
 
 /// The memory that a shard starts with, and what it holds.
@@ -54,6 +55,7 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
     let recovered = recover(&mut reader, life.log_id, life.segment_bytes).map_err(|error| error.to_string())?;
     drop(reader);
     report(&life, &recovered);
+    let mark = PanicMark::new(&life.data_dir, life.id);
     let mut memory = open_memory(&life, &recovered)?;
     let log = open_log(&life, recovered, memory.store.epoch()).await?;
     let incarnation = log.incarnation();
@@ -63,6 +65,7 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
     let checkpoint = checkpoint_of(&memory.store, false, clock.now_ms());
     log.begin_life(&checkpoint, clock.now_ms()).await?;
     memory.arena.commit_incarnation();
+    drop(mark);
 
     life.metrics.incarnation.set(u64::from(incarnation.0));
     life.metrics.epoch.set(u64::from(memory.store.epoch().0));
@@ -84,7 +87,18 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
 
 fn report(life: &Life, recovered: &Recovered) {
     for seen in &recovered.cases {
-        tracing::info!(shard = life.id.0, "recovery: {seen:?}");
+        // One for each segment there is: not worth a line in the log.
+        if seen.case == Case::Sealed {
+            tracing::debug!(shard = life.id.0, segment = seen.segment.0, "recovery: {:?}", seen.case);
+        } else {
+            tracing::info!(
+                shard = life.id.0,
+                segment = seen.segment.0,
+                place = seen.place,
+                "recovery: {:?}",
+                seen.case
+            );
+        }
     }
     for lost in &recovered.lost {
         tracing::error!(
@@ -168,15 +182,16 @@ fn take_over(
         arena.quarantine(&kept).map_err(|error| error.to_string())?;
         Ok(Err(NoArena::Lost(format!("{reason}; the arena is put aside as {}", kept.display()))))
     };
-    if recovered.clean && !recovered.ends_uncertain {
-        // A start after the clean stop died before its first ack.
+    if (recovered.clean || fresh) && !recovered.ends_uncertain {
+        // The first start of all, or one after a clean stop, died before its first ack.
         arena.remove().map_err(|error| error.to_string())?;
         return Ok(Err(NoArena::NotNeeded));
     }
     if let Some(reason) = mismatch(identity, &header, recovered) {
         return put_aside(arena, reason);
     }
-    if arena.begin_adoption() >= ADOPTIONS_MAX {
+    arena.confirm_incarnation(recovered.last_incarnation);
+    if panic_mark::take(&life.data_dir, life.id) && arena.count_panic() >= ADOPTIONS_MAX {
         return put_aside(arena, format!("taking it over has failed {ADOPTIONS_MAX} times"));
     }
     let live = match arena.live() {
@@ -381,12 +396,15 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         readers: crate::catch_up::Readers::default(),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
+        watches: Cell::new(0),
         connections: RefCell::default(),
         next_connection: Cell::new(1),
         touched: RefCell::default(),
         encoder: RefCell::new(FrameEncoder::new()),
         receive_bytes: Cell::new(0),
         receive_freed: Broadcast::default(),
+        receive_waiting: Cell::new(0),
+        copies: Rc::default(),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),

@@ -18,7 +18,7 @@
 //! | 60 | 4 | slab count |
 //! | 64 | 4 | incarnation that appends to it |
 //! | 68 | 4 | next incarnation: set while a start takes the arena over, else equal to the one before |
-//! | 72 | 4 | adoptions begun since the last one that succeeded |
+//! | 72 | 4 | adoptions that panicked since the last one that succeeded |
 //! | 76 | 4 | slab bytes |
 //! | 80 | 4 | CRC32C of bytes 0..80 |
 
@@ -80,8 +80,8 @@ pub struct ArenaHeader {
     pub next_incarnation: Incarnation,
     /// Slabs it has.
     pub slab_count: u32,
-    /// Adoptions begun since the last one that succeeded: after three give it up.
-    pub adoptions_begun: u32,
+    /// Adoptions that panicked since the last one that succeeded: after three give it up.
+    pub adoption_panics: u32,
     /// Raised by each change.
     pub(super) turn: u64,
 }
@@ -114,7 +114,7 @@ impl ArenaHeader {
         out[60..64].copy_from_slice(&self.slab_count.to_le_bytes());
         out[64..68].copy_from_slice(&self.incarnation.0.to_le_bytes());
         out[68..72].copy_from_slice(&self.next_incarnation.0.to_le_bytes());
-        out[72..76].copy_from_slice(&self.adoptions_begun.to_le_bytes());
+        out[72..76].copy_from_slice(&self.adoption_panics.to_le_bytes());
         out[76..80].copy_from_slice(&(SLAB_BYTES as u32).to_le_bytes());
         let crc = crc32c(&out[..CRC_AT]);
         out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
@@ -147,7 +147,7 @@ impl ArenaHeader {
             slab_count: u32_at(60),
             incarnation: Incarnation(u32_at(64)),
             next_incarnation: Incarnation(u32_at(68)),
-            adoptions_begun: u32_at(72),
+            adoption_panics: u32_at(72),
             turn: u64_at(8),
         })
     }
@@ -180,7 +180,7 @@ mod tests {
             incarnation: Incarnation(5),
             next_incarnation: Incarnation(5 + turn as u32),
             slab_count: 16,
-            adoptions_begun: 1,
+            adoption_panics: 1,
             turn,
         }
     }

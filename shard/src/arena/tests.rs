@@ -3,7 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ringmain_core::ids::{LogId, ShardId};
+use ringmain_core::ids::{Incarnation, LogId, ShardId};
 
 use super::*;
 
@@ -96,16 +96,16 @@ fn incarnations_and_adoptions_are_kept() {
     let mut arena = reopen(dir.path());
     let header = arena.header();
     assert_eq!((header.incarnation, header.next_incarnation), (Incarnation(1), Incarnation(2)));
-    assert_eq!(arena.begin_adoption(), 0);
-    assert_eq!(arena.begin_adoption(), 1);
+    assert_eq!(arena.count_panic(), 1);
+    assert_eq!(arena.count_panic(), 2);
     drop(arena);
     let mut arena = reopen(dir.path());
-    assert_eq!(arena.header().adoptions_begun, 2);
+    assert_eq!(arena.header().adoption_panics, 2);
     arena.commit_incarnation();
     drop(arena);
     let header = reopen(dir.path()).header();
     assert_eq!((header.incarnation, header.next_incarnation), (Incarnation(2), Incarnation(2)));
-    assert_eq!(header.adoptions_begun, 0);
+    assert_eq!(header.adoption_panics, 0);
 }
 
 #[test]
@@ -222,6 +222,22 @@ fn malformed_descriptors_are_refused() {
     }
     file.write_all_at(&second, at(1)).unwrap();
     assert_eq!(reopen(dir.path()).live_blocks().unwrap().len(), 2);
+}
+
+#[test]
+fn two_starts_that_die_one_after_the_other_leave_an_arena_that_knows_the_logs_last_incarnation() {
+    let dir = memory_dir();
+    let mut arena = create(dir.path(), 2);
+    let first = arena.header().incarnation;
+    let (second, third) = (Incarnation(first.0 + 1), Incarnation(first.0 + 2));
+    // The first start dies when `second` is in the log, before it commits it here.
+    arena.set_next_incarnation(second);
+    // The next one dies before `third` is in the log.
+    arena.confirm_incarnation(second);
+    arena.set_next_incarnation(third);
+    drop(arena);
+    let (_, header) = Arena::open_existing(dir.path(), &identity(dir.path())).unwrap();
+    assert_eq!((header.incarnation, header.next_incarnation), (second, third));
 }
 
 #[test]

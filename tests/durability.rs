@@ -1,0 +1,175 @@
+//! `kill -9` at random moments under load, with and without the arena, and again during recovery: what was acked is held
+//! against a ledger that is kept outside the broker.
+//!
+//! `RINGMAIN_KILL_ROUNDS` sets the number of rounds of each loop, `RINGMAIN_SEED` replays the choices of one.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use support::broker::{Broker, Home};
+use support::ledger::{Ledger, Partition};
+use support::load::{Plan, create_topics, produce, produce_all};
+use support::random::Random;
+use support::readback::{MayMiss, Read, check};
+use support::{LIMIT, number_from_env, run};
+
+/// Rounds on one data directory; then a new one, so that reading all back stays quick.
+const ROUNDS_PER_HOME: u64 = 8;
+
+/// A data directory with its ledger, over several lives of the broker.
+struct Trial {
+    home: Home,
+    ledger: Arc<Ledger>,
+    topics: Vec<(String, u32)>,
+    random: Random,
+    /// Epochs that were seen last.
+    epochs: HashMap<Partition, u32>,
+}
+
+impl Trial {
+    fn new(random: &mut Random) -> (Self, Broker) {
+        let topics = vec![("wide".to_owned(), 4), ("two".to_owned(), 2), ("one".to_owned(), 1)];
+        let trial = Self {
+            home: Home::default(),
+            ledger: Arc::default(),
+            topics,
+            random: Random(random.next()),
+            epochs: HashMap::new(),
+        };
+        let broker = trial.home.start();
+        run(create_topics(&broker.broker, &trial.topics));
+        (trial, broker)
+    }
+
+    /// Kills the broker at a random moment under load.
+    fn kill_under_load(&mut self, broker: Broker) {
+        let plans = Plan::all(&self.topics, &mut self.random);
+        let address = broker.broker.clone();
+        let acks_wanted = self.ledger.acks() + self.random.within(1..3000);
+        let moment = Duration::from_micros(self.random.within(0..20_000));
+        let stop = Arc::new(AtomicBool::new(false));
+        let ledger = Arc::clone(&self.ledger);
+        run(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for plan in plans {
+                tasks.spawn(produce(address.clone(), plan, Arc::clone(&ledger), Arc::clone(&stop)));
+            }
+            let began = Instant::now();
+            while ledger.acks() < acks_wanted && !tasks.is_empty() {
+                assert!(began.elapsed() < LIMIT, "no acks");
+                tokio::select! {
+                    Some(done) = tasks.join_next() => done.unwrap(),
+                    () = tokio::time::sleep(Duration::from_micros(200)) => {}
+                }
+            }
+            tokio::time::sleep(moment).await;
+            broker.kill();
+            stop.store(true, Ordering::Relaxed);
+            while let Some(done) = tasks.join_next().await {
+                done.unwrap();
+            }
+        });
+    }
+
+    fn check(&self, broker: &Broker, may_miss: MayMiss) -> HashMap<Partition, Read> {
+        run(check(&broker.broker, &self.ledger, may_miss))
+    }
+}
+
+fn rounds(default: u64) -> u64 {
+    number_from_env("RINGMAIN_KILL_ROUNDS", default)
+}
+
+/// Runs `round` as often as asked, on a new trial every now and then, and tells what was done.
+fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker) -> Broker) {
+    let mut random = Random::announced(test);
+    let mut left = rounds;
+    let mut acks = [0; 3];
+    while left > 0 {
+        let (mut trial, mut broker) = Trial::new(&mut random);
+        for _ in 0..left.min(ROUNDS_PER_HOME) {
+            broker = round(&mut trial, broker);
+            left -= 1;
+            eprintln!("{test}: {} of {rounds} rounds, {} acks here", rounds - left, trial.ledger.acks());
+        }
+        broker.kill();
+        for (sum, count) in acks.iter_mut().zip(trial.ledger.acks_by_level()) {
+            *sum += count;
+        }
+    }
+    eprintln!("{test}: {rounds} rounds, acks at memory, flushed, synced: {acks:?}");
+}
+
+#[test]
+fn a_kill_at_any_moment_loses_nothing_that_was_acked_at_any_level() {
+    run_rounds("kill", rounds(4), |trial, broker| {
+        trial.kill_under_load(broker);
+        let broker = trial.home.start();
+        for (partition, read) in trial.check(&broker, MayMiss::Nothing) {
+            assert_eq!((read.gaps, read.epoch), (vec![], 0), "{partition:?}");
+        }
+        broker
+    });
+}
+
+#[test]
+fn without_the_arena_only_unflushed_memory_acks_are_lost_and_the_gap_is_told() {
+    run_rounds("kill and lose the arena", rounds(3), |trial, broker| {
+        trial.kill_under_load(broker);
+        trial.home.delete_arena();
+        let broker = trial.home.start();
+        for (partition, read) in trial.check(&broker, MayMiss::Memory) {
+            let before = trial.epochs.insert(partition.clone(), read.epoch).unwrap_or(0);
+            assert!(read.epoch > before, "{partition:?}: epoch {before}, then {}", read.epoch);
+        }
+        broker
+    });
+}
+
+#[test]
+fn a_kill_during_recovery_and_adoption_loses_nothing() {
+    run_rounds("kill during recovery", rounds(2), |trial, broker| {
+        trial.kill_under_load(broker);
+        for _ in 0..trial.random.within(1..6) {
+            let starting = trial.home.launch(&[]);
+            std::thread::sleep(Duration::from_millis(trial.random.within(0..300)));
+            starting.kill();
+        }
+        let broker = trial.home.start();
+        for (partition, read) in trial.check(&broker, MayMiss::Nothing) {
+            assert_eq!((read.gaps, read.epoch), (vec![], 0), "{partition:?}");
+        }
+        broker
+    });
+}
+
+#[test]
+fn kills_without_the_arena_in_mixed_order_never_give_an_offset_twice() {
+    run_rounds("mixed", rounds(2), |trial, broker| {
+        trial.kill_under_load(broker);
+        let lost = trial.random.one_in(2);
+        if lost {
+            trial.home.delete_arena();
+        }
+        // A start that dies may have made a new arena, or not.
+        for _ in 0..trial.random.within(0..3) {
+            let starting = trial.home.launch(&[]);
+            std::thread::sleep(Duration::from_millis(trial.random.within(0..300)));
+            starting.kill();
+            if lost && trial.random.one_in(2) {
+                trial.home.delete_arena();
+            }
+        }
+        let broker = trial.home.start();
+        trial.check(&broker, if lost { MayMiss::Memory } else { MayMiss::Nothing });
+        // What comes now must not land on offsets that were acked before, lost or not.
+        let plans = Plan::all(&trial.topics, &mut trial.random);
+        assert!(run(produce_all(&broker.broker, plans, &trial.ledger)) > 0);
+        trial.check(&broker, MayMiss::Nothing);
+        broker
+    });
+}
