@@ -162,13 +162,14 @@ fn a_copied_data_directory_is_served_and_the_arena_of_the_original_is_left_alone
     let copy = Home::new(TWO_SHARDS);
     // Both homes use one arena directory, as two brokers of a machine do.
     copy_dir(&stage.home.data(), &copy.data());
-    let before = file_bytes(&stage.home.arena_files());
+    let files = stage.home.arena_files();
+    let before = file_bytes(&files);
     assert_eq!(before.len(), 2);
     let arena = stage.home.arena().to_str().unwrap();
     let copied = copy.start_with(&["--arena-dir", arena]);
     stage.check_lost(&copied, 1);
     copied.stop();
-    assert!(file_bytes(&stage.home.arena_files()) == before, "the arena of the original was touched");
+    assert!(file_bytes(&files) == before, "the arena of the original was touched");
 
     let broker = stage.home.start();
     stage.check(&broker, 0);
@@ -235,15 +236,7 @@ fn a_port_that_is_in_use_is_refused_and_its_broker_does_not_notice() {
     let (mut stage, broker) = Stage::new(TWO_SHARDS);
     let other = Home::default();
     for (flag, address) in [("--listen", &broker.broker), ("--http", &broker.http)] {
-        let mut command = other.command(&[]);
-        let args: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
-        let at = args.iter().position(|arg| arg == flag).unwrap();
-        let mut args = args;
-        args[at + 1] = address.into();
-        command = Command::new(support::broker::RINGMAIN);
-        command.args(args).stdout(std::process::Stdio::piped());
-        let log = other.arena().join("log");
-        let refused = support::broker::Launched::new(&mut command, &log).ready().err().unwrap();
+        let refused = other.launch(&[flag, address]).ready().err().unwrap();
         assert_eq!(refused.status.code(), Some(1), "{flag}");
         assert!(refused.log.contains(address.as_str()), "{flag}: {}", refused.log);
     }

@@ -62,20 +62,19 @@ impl Home {
         }
     }
 
-    /// The command that serves on this home.
+    /// The command that serves on this home. A flag in `more` replaces the one of the same name.
     pub fn command(&self, more: &[&str]) -> Command {
-        let mut command = Command::new(RINGMAIN);
-        command.arg("serve").arg("--data").arg(self.data());
-        for address in ["--listen", "--http", "--master-listen", "--master-http"] {
-            command.args([address, "127.0.0.1:0"]);
-        }
-        command.args(["--direct-port-base", "0"]);
+        let (data, arena) = (self.data(), self.arena());
+        let mut pairs = vec![("--data", data.to_str().unwrap()), ("--direct-port-base", "0")];
+        pairs.extend(["--listen", "--http", "--master-listen", "--master-http"].map(|flag| (flag, "127.0.0.1:0")));
         if !self.flags.iter().any(|flag| flag == "--arena") {
-            command.arg("--arena-dir").arg(self.arena());
+            pairs.push(("--arena-dir", arena.to_str().unwrap()));
         }
-        // A flag in `more` replaces that of the home.
-        for pair in self.flags.chunks(2).filter(|pair| !more.contains(&pair[0].as_str())) {
-            command.args(pair);
+        pairs.extend(self.flags.chunks(2).map(|pair| (pair[0].as_str(), pair[1].as_str())));
+        let mut command = Command::new(RINGMAIN);
+        command.arg("serve");
+        for (flag, value) in pairs.into_iter().filter(|(flag, _)| !more.contains(flag)) {
+            command.args([flag, value]);
         }
         command.args(more).stdin(Stdio::null()).stdout(Stdio::piped());
         command
