@@ -78,7 +78,7 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
             "took over the memory of the process before"
         );
         if memory.arena.header().slab_count as usize != life.slabs {
-            return Ok(change_size(life, memory, log, clock).await?);
+            return change_size(life, memory, log, clock).await;
         }
     }
     reserve_rest(&memory.arena);
