@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use ringmain_core::ids::TopicId;
-use ringmain_core::limits::SEGMENT_BYTES;
 use ringmain_core::topic::{TopicChange, TopicInfo};
 use ringmain_master::probe_http::{ProbeServer, ProbeSources, Report};
 use ringmain_master::{Applied, BrokerAddress, BrokerLink, Master, NewStore};
@@ -156,7 +155,7 @@ fn broker_config(config: &Config, shards: u16, cluster_id: u64) -> BrokerConfig 
             Arena::Shared(directory) => ArenaChoice::Dir(directory.clone()),
             Arena::Anonymous => ArenaChoice::Anonymous,
         },
-        segment_bytes: SEGMENT_BYTES,
+        segment_bytes: config.segment_bytes,
         flush_bytes: FLUSH_BYTES,
         flush_interval: FLUSH_INTERVAL,
         sync_interval: SYNC_INTERVAL,

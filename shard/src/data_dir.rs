@@ -98,7 +98,7 @@ pub enum DataDirError {
         .0.display())]
     IdentityMissing(PathBuf),
     /// The identity can't be read.
-    #[error("{} can't be read: {reason}; restore it from a backup", path.display())]
+    #[error("{} can't be read: {reason}", path.display())]
     Identity {
         /// The file.
         path: PathBuf,

@@ -5,6 +5,7 @@
 
 mod disk_full;
 mod frames;
+mod mount;
 mod pressure;
 mod produce_fetch;
 mod start_up;

@@ -147,11 +147,8 @@ impl Broker {
         text.lines().filter(of_name).map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
     }
 
-    /// Resident bytes as the budget counts them: the arena's pages and the process's own.
     pub fn resident_bytes(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
+        resident_bytes(self.pid())
     }
 
     pub fn client(&self) -> Client {
@@ -186,6 +183,13 @@ impl Drop for Broker {
             eprintln!("--- log of the broker ---\n{}", self.log());
         }
     }
+}
+
+/// Resident bytes as the budget counts them: the arena's pages and the process's own.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
 /// One HTTP/1.1 request; status and body.
@@ -405,12 +409,16 @@ pub struct Healthy {
 
 impl Healthy {
     pub fn start(broker: &Broker) -> Self {
-        Self::with_values(broker, 100)
+        Self::start_on(broker, "healthy")
+    }
+
+    pub fn start_on(broker: &Broker, topic: &str) -> Self {
+        Self::with_values(broker, topic, 100)
     }
 
     /// The same with large records: their frames need a grown receive buffer.
-    pub fn with_values(broker: &Broker, value_bytes: usize) -> Self {
-        let topic = broker.topic("healthy", 1);
+    pub fn with_values(broker: &Broker, topic: &str, value_bytes: usize) -> Self {
+        let topic = broker.topic(topic, 1);
         let (mut producer, mut consumer) = (broker.client(), broker.client());
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
