@@ -386,6 +386,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         store: RefCell::new(memory.store),
         acks: RefCell::new(Acks::default()),
         waits: RefCell::default(),
+        gather: RefCell::default(),
         routing: RefCell::new(routing),
         log,
         log_failed: Cell::new(false),
