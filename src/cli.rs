@@ -75,6 +75,9 @@ pub struct ServeArgs {
     /// Memory for records, all shards together, such as 512MiB [default: a quarter of the machine's].
     #[arg(long, value_name = "BYTES", env = "RINGMAIN_MEMORY", value_parser = parse_size)]
     pub memory: Option<u64>,
+    /// Size of the files that a new data directory keeps its records in; an existing one keeps its own [default: 256MiB].
+    #[arg(long, value_name = "BYTES", env = "RINGMAIN_SEGMENT_BYTES", value_parser = parse_size)]
+    pub segment_bytes: Option<u64>,
     /// Directory in a memory filesystem where that memory lives, so that it survives the process [default: /dev/shm].
     #[arg(long, value_name = "DIR", env = "RINGMAIN_ARENA_DIR", conflicts_with = "arena")]
     pub arena_dir: Option<PathBuf>,

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use ringmain_core::ids::Durability;
-use ringmain_core::limits::{ARENA_BYTES_MIN, SHARDS_MAX};
+use ringmain_core::limits::{
+    ARENA_BYTES_MIN, DISK_BLOCK_BYTES, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SHARDS_MAX,
+};
 use toml::Value;
 
 use crate::cli::{ArenaKind, ServeArgs};
@@ -48,6 +50,11 @@ pub const SETTINGS: &[Setting] = &[
         key: "memory",
         kind: "a size such as \"512MiB\"",
         take: |args, value| put(&mut args.memory, size(value)),
+    },
+    Setting {
+        key: "segment_bytes",
+        kind: "a size such as \"256MiB\"",
+        take: |args, value| put(&mut args.segment_bytes, size(value)),
     },
     Setting { key: "arena_dir", kind: "a path", take: take_arena_dir },
     Setting { key: "arena", kind: "\"shared\" or \"anonymous\"", take: take_arena },
@@ -101,6 +108,8 @@ pub struct Config {
     pub shards: Option<u16>,
     /// Arena bytes of all shards; none = what the host affords.
     pub memory: Option<u64>,
+    /// Segment size of a new data directory.
+    pub segment_bytes: u64,
     /// Where the arena lives.
     pub arena: Arena,
     /// Filter of the log.
@@ -134,6 +143,7 @@ impl Config {
             advertise_direct_base: args.advertise_direct_base,
             shards: args.shards,
             memory: args.memory,
+            segment_bytes: args.segment_bytes.unwrap_or(SEGMENT_BYTES),
             arena: match (args.arena, args.arena_dir) {
                 (Some(ArenaKind::Anonymous), Some(_)) => {
                     bail!("`arena_dir` makes no sense with `arena = \"anonymous\"`: leave one of them out")
@@ -146,6 +156,7 @@ impl Config {
         };
         config.check_ports()?;
         config.check_memory()?;
+        config.check_segment()?;
         let (host, port) = advertised(args.advertise.as_deref(), listen)?;
         Ok(Self { advertise_host: host, advertise_port: port, ..config })
     }
@@ -180,6 +191,18 @@ impl Config {
             && (base == 0 || u32::from(base) + u32::from(shards) > 1 << 16)
         {
             bail!("{shards} ports from `advertise_direct_base` {base} are not all from 1 to 65535");
+        }
+        Ok(())
+    }
+
+    fn check_segment(&self) -> Result<()> {
+        let bytes = self.segment_bytes;
+        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(DISK_BLOCK_BYTES as u64) {
+            bail!(
+                "`segment_bytes` is {bytes}: use {} to {}, in whole blocks of {DISK_BLOCK_BYTES} bytes",
+                show_size(SEGMENT_BYTES_MIN),
+                show_size(SEGMENT_BYTES_MAX)
+            );
         }
         Ok(())
     }
@@ -283,6 +306,7 @@ fn overlay(typed: ServeArgs, file: ServeArgs) -> ServeArgs {
         advertise_direct_base: typed.advertise_direct_base.or(file.advertise_direct_base),
         shards: typed.shards.or(file.shards),
         memory: typed.memory.or(file.memory),
+        segment_bytes: typed.segment_bytes.or(file.segment_bytes),
         arena_dir,
         arena,
         log: typed.log.or(file.log),

@@ -4,7 +4,6 @@
 //! (recovers, then listens), master and broker brought in step, ready line. A stop goes the other way round.
 
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
@@ -12,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use ringmain_core::ids::TopicId;
-use ringmain_core::limits::SEGMENT_BYTES;
 use ringmain_core::topic::{TopicChange, TopicInfo};
 use ringmain_master::probe_http::{ProbeServer, ProbeSources, Report};
-use ringmain_master::{Applied, BrokerAddress, BrokerLink, Master};
+use ringmain_master::{Applied, BrokerAddress, BrokerLink, Master, NewStore};
+use ringmain_shard::data_dir::{DataDir, Identity};
 use ringmain_shard::{AdminService, ArenaChoice, Broker, BrokerConfig, BrokerControl, BrokerProbe};
 use serde_json::json;
 
@@ -43,14 +42,11 @@ pub fn serve(args: ServeArgs) -> Result<ExitCode> {
     let view = Arc::new(OnceLock::new());
     let probes = ProbeServer::start(&config.http.to_string(), probe_sources(&view))?;
     let store = config.data.join("master").join("ringmain.redb");
-    let master = Master::start(
-        &store,
-        first_topic_id(&config.data)?,
-        &config.master_listen.to_string(),
-        &config.master_http.to_string(),
-    )?;
-    let master = Arc::new(master);
-    let broker_config = broker_config(&config, master.cluster_id())?;
+    let identity = DataDir::peek(&config.data)?;
+    let (frames, http) = (config.master_listen.to_string(), config.master_http.to_string());
+    let master = Arc::new(Master::start(&store, new_store(identity.as_ref()), &frames, &http)?);
+    let shards = config.shards.or(identity.map(|identity| identity.shards()));
+    let broker_config = broker_config(&config, shards.unwrap_or_else(cpu_count), master.cluster_id());
     let broker = Broker::start(&broker_config, Arc::new(Admin(Arc::clone(&master))))?;
     let probe = broker.probe();
     let _ = view.set(probe.clone());
@@ -129,22 +125,22 @@ fn start_log(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// Topic ids are never given twice, also when the master's store was lost and is made anew beside a broker that has
-/// data: ids then start at the present second in units of 2^20, far above all that were given before.
-fn first_topic_id(data: &Path) -> Result<TopicId> {
-    let broker_has_history = data.join("identity").try_exists().context("can't look into the data directory")?;
-    if !broker_has_history {
-        return Ok(TopicId(1));
+/// How a master's store is made that is not there. Beside a broker that has data it was lost: the cluster stays the same,
+/// and topic ids, which are never given twice, start at the present second in units of 2^20, far above all before.
+fn new_store(identity: Option<&Identity>) -> NewStore {
+    match identity {
+        None => NewStore { cluster_id: None, first_topic_id: TopicId(1) },
+        Some(identity) => {
+            let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            NewStore { cluster_id: Some(identity.cluster_id), first_topic_id: TopicId(seconds << 20) }
+        }
     }
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    Ok(TopicId(seconds << 20))
 }
 
-fn broker_config(config: &Config, cluster_id: u64) -> Result<BrokerConfig> {
-    let shards = config.shards.unwrap_or_else(expected_shards);
+fn broker_config(config: &Config, shards: u16, cluster_id: u64) -> BrokerConfig {
     let memory_bytes = config.memory.unwrap_or_else(|| default_memory(&config.arena, shards));
     tracing::info!(data = %config.data.display(), memory = show_size(memory_bytes), "starting");
-    Ok(BrokerConfig {
+    BrokerConfig {
         broker_id: BROKER_ID,
         cluster_id,
         data_dir: config.data.clone(),
@@ -159,15 +155,15 @@ fn broker_config(config: &Config, cluster_id: u64) -> Result<BrokerConfig> {
             Arena::Shared(directory) => ArenaChoice::Dir(directory.clone()),
             Arena::Anonymous => ArenaChoice::Anonymous,
         },
-        segment_bytes: SEGMENT_BYTES,
+        segment_bytes: config.segment_bytes,
         flush_bytes: FLUSH_BYTES,
         flush_interval: FLUSH_INTERVAL,
         sync_interval: SYNC_INTERVAL,
-    })
+    }
 }
 
-/// One shard for each CPU, for reckoning the memory they need at least.
-fn expected_shards() -> u16 {
+/// Shards of a new data directory, when nobody says: for reckoning the memory they need at least.
+fn cpu_count() -> u16 {
     std::thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX))
 }
 

@@ -53,6 +53,12 @@ pub const SHARD_PARKED_FETCHES_MAX: usize = 20_000;
 /// Bytes that all receive buffers of a shard may hold past their small first ones: when they are used up, connections
 /// are not read until some are given back.
 pub const SHARD_RECEIVE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Bytes of replies that are copies (read from disk, or from another shard) and wait for their clients, for each shard:
+/// eight of the largest fetches.
+pub const SHARD_COPY_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// When memory of receive buffers or replies is short, what a client has held for longer than this is taken from it by
+/// closing its connection.
+pub const HOLD_MS_MAX: u64 = 2_000;
 /// First receive buffer of a connection: 1000 idle connections cost 8 MiB.
 pub const RECEIVE_BYTES_MIN: usize = 8 * 1024;
 /// A frame that has begun must be whole within this time, else the connection is closed.
@@ -132,6 +138,8 @@ const _: () = {
     assert!(CONNECTION_REPLY_BYTES_MAX >= FETCH_BYTES_MAX);
     assert!(SHARD_RECEIVE_BYTES_MAX >= 4 * FRAME_BYTES_MAX);
     assert!(MESH_BYTES_MAX >= FRAME_BYTES_MAX);
+    assert!(SHARD_COPY_BYTES_MAX >= 2 * FETCH_BYTES_MAX);
+    assert!(HOLD_MS_MAX < FRAME_TIMEOUT_MS && HOLD_MS_MAX < REPLY_TIMEOUT_MS);
     assert!(SEGMENT_BYTES_MIN as usize >= CHECKPOINT_BYTES_MAX + 2 * EXTENT_BYTES_MAX);
     assert!(SEGMENT_BYTES_MAX <= 1 << 32);
     assert!(EXTENT_BYTES_MAX.is_multiple_of(DISK_BLOCK_BYTES));

@@ -20,5 +20,5 @@ mod topic;
 pub use http_server::ListenError;
 pub use link::{Applied, BrokerAddress, BrokerLink};
 pub use master::{Master, MasterAddresses, StartError};
-pub use store::{OpenError, StoreError};
+pub use store::{NewStore, OpenError, StoreError};
 pub use topic::{Reconciled, ServiceError, TopicPage, TopicView};

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ringmain_core::ids::TopicId;
 use ringmain_core::limits::ADMIN_REQUESTS_MAX;
 use ringmain_wire::ErrorCode;
 use tokio::net::TcpListener;
@@ -18,7 +17,7 @@ use crate::frames::{Handled, Stage, error_frame, handle};
 use crate::http_server::{self, ListenError, bind};
 use crate::link::BrokerLink;
 use crate::runtime::control_runtime;
-use crate::store::OpenError;
+use crate::store::{NewStore, OpenError};
 use crate::topic::{Reconciled, ServiceError, TopicService};
 use crate::{http_api, listener};
 
@@ -58,16 +57,15 @@ pub enum StartError {
 }
 
 impl Master {
-    /// Opens the store at `store_path` (made when it is not there; the first topic then gets `first_topic_id`), and
-    /// serves frames on `listen` and HTTP on `http` (`HOST:PORT`, port 0 = any free one).
-    pub fn start(store_path: &Path, first_topic_id: TopicId, listen: &str, http: &str) -> Result<Self, StartError> {
+    /// Opens the store at `store_path`, or makes it as `new` says, and serves frames on `listen` and HTTP on `http` (`HOST:PORT`, port 0 = any free one).
+    pub fn start(store_path: &Path, new: NewStore, listen: &str, http: &str) -> Result<Self, StartError> {
         let runtime = control_runtime("ringmain-master");
         // Ports first: a second process on them must not touch the store.
         let frames_listener = runtime.block_on(bind("the master", listen))?;
         let http_listener = runtime.block_on(bind("the master's API and console", http))?;
         let address = |listener: &TcpListener| listener.local_addr().expect("a bound listener has an address");
         let addresses = MasterAddresses { frames: address(&frames_listener), http: address(&http_listener) };
-        let service = Arc::new(TopicService::open(store_path, first_topic_id)?);
+        let service = Arc::new(TopicService::open(store_path, new)?);
         let (stop, stopping) = watch::channel(false);
         let handle = runtime.handle().clone();
         let serving = Arc::clone(&service);

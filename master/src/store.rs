@@ -100,6 +100,15 @@ struct TopicRecord {
     version: u64,
 }
 
+/// What a store is made with, when there is none yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewStore {
+    /// Name of the cluster; none = a random one. A broker that belongs to a cluster already keeps to it.
+    pub cluster_id: Option<u64>,
+    /// Id of the first topic. Ids are never given twice, so it must lie above all that a lost store has given.
+    pub first_topic_id: TopicId,
+}
+
 /// What a store holds when it is opened.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
@@ -118,8 +127,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the file at `path`, or makes it with a new cluster id; the first topic then gets the id `first_topic_id`.
-    pub fn open(path: &Path, first_topic_id: TopicId) -> Result<(Self, Loaded), OpenError> {
+    /// Opens the file at `path`, or makes it as `new` says.
+    pub fn open(path: &Path, new: NewStore) -> Result<(Self, Loaded), OpenError> {
         let io_error = |source| OpenError::Io { path: path.to_owned(), source };
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(io_error)?;
@@ -135,7 +144,7 @@ impl Store {
             Err(TryLockError::Error(source)) => return Err(io_error(source)),
         }
         if !path.try_exists().map_err(io_error)? {
-            create(path, parent, first_topic_id)?;
+            create(path, parent, new)?;
         }
         let database = builder().open(path).map_err(|error| open_error(path, error))?;
         let loaded = load(&database, path)?;
@@ -234,18 +243,23 @@ fn builder() -> redb::Builder {
 
 /// Makes the file under another name and moves it into place when it is whole: a crash in between leaves nothing that
 /// the next start would have to refuse.
-fn create(path: &Path, parent: &Path, first_topic_id: TopicId) -> Result<(), OpenError> {
+fn create(path: &Path, parent: &Path, new: NewStore) -> Result<(), OpenError> {
     let io_error = |source| OpenError::Io { path: path.to_owned(), source };
     let unfinished = path.with_extension("new");
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(error)),
         _ => {}
     }
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| io_error(io::Error::other(error)))?;
+    let cluster_id = match new.cluster_id {
+        Some(cluster_id) => cluster_id,
+        None => {
+            let mut random = [0; 8];
+            getrandom::fill(&mut random).map_err(|error| io_error(io::Error::other(error)))?;
+            u64::from_le_bytes(random)
+        }
+    };
     let database = builder().create(&unfinished).map_err(|error| open_error(&unfinished, error))?;
-    first_records(&database, u64::from_le_bytes(random), first_topic_id)
-        .map_err(|error| io_error(io::Error::other(error)))?;
+    first_records(&database, cluster_id, new.first_topic_id).map_err(|error| io_error(io::Error::other(error)))?;
     drop(database);
     File::open(&unfinished).and_then(|file| file.sync_all()).map_err(io_error)?;
     fs::rename(&unfinished, path).map_err(io_error)?;

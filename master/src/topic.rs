@@ -17,7 +17,7 @@ use ringmain_wire::topic::CreateTopicRequest;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::link::{BrokerAddress, BrokerLink};
-use crate::store::{OpenError, Store, StoreError};
+use crate::store::{NewStore, OpenError, Store, StoreError};
 
 /// Why a request about topics was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -164,8 +164,8 @@ pub(crate) struct TopicService {
 }
 
 impl TopicService {
-    pub fn open(path: &Path, first_topic_id: TopicId) -> Result<Self, OpenError> {
-        let (store, loaded) = Store::open(path, first_topic_id)?;
+    pub fn open(path: &Path, new: NewStore) -> Result<Self, OpenError> {
+        let (store, loaded) = Store::open(path, new)?;
         let catalogue = Catalogue {
             version: loaded.version,
             partitions: loaded.topics.iter().map(|topic| topic.partition_stores.len()).sum(),

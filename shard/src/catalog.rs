@@ -52,7 +52,7 @@ pub enum CatalogError {
     #[error("{} is no catalog, or its first bytes are damaged: restore it from a backup", .0.display())]
     NoCatalog(PathBuf),
     /// Written by another version of Ringmain.
-    #[error("{} is of format version {version}, this program reads version {}", path.display(), HEADER[VERSION_AT])]
+    #[error("{} is of format version {version}, this program reads version {}; use the Ringmain that wrote it", path.display(), HEADER[VERSION_AT])]
     Version {
         /// The file.
         path: PathBuf,

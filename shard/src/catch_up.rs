@@ -139,11 +139,15 @@ pub(crate) async fn read(
     let remembered = shard.readers.cursors.borrow_mut().remove(&(key, offset));
     let mut place = match remembered {
         Some(place) => place,
-        None => match find(shard, shard.log.index.borrow().lookup(key, offset)).await {
-            Ok(Some(place)) => place,
-            Ok(None) => return DiskFetch::Gap { to: memory_from, corrupt: false },
-            Err(error) => return DiskFetch::Failed(error),
-        },
+        None => {
+            // By itself, so that the index is not borrowed while its pages are read.
+            let lookup = shard.log.index.borrow().lookup(key, offset);
+            match find(shard, lookup).await {
+                Ok(Some(place)) => place,
+                Ok(None) => return DiskFetch::Gap { to: memory_from, corrupt: false },
+                Err(error) => return DiskFetch::Failed(error),
+            }
+        }
     };
     if place.entry.base_offset > offset {
         return DiskFetch::Gap { to: place.entry.base_offset.min(memory_from), corrupt: false };
@@ -170,7 +174,8 @@ pub(crate) async fn read(
             break;
         }
         let cursor = RunCursor { segment: place.segment, entry: place.entry };
-        match find(shard, shard.log.index.borrow().next_after(&cursor)).await {
+        let lookup = shard.log.index.borrow().next_after(&cursor);
+        match find(shard, lookup).await {
             Ok(Some(next)) if next.entry.base_offset == got.next_offset => place = next,
             // A gap, memory, or trouble: the next fetch will find out.
             _ => break,
@@ -339,7 +344,10 @@ fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max
         at += size;
     };
     if let Some(first) = first {
-        got.parts.push(Part::Bytes(bytes.slice(first..at)));
+        // A small part of what was read must not keep all of it in memory while it waits for its client.
+        let taken = bytes.slice(first..at);
+        let is_most = taken.len() * 2 >= bytes.len();
+        got.parts.push(Part::Bytes(if is_most { taken } else { Bytes::copy_from_slice(&taken) }));
     }
     Walk { walked: at, end }
 }

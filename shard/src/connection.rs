@@ -18,6 +18,7 @@ use ringmain_core::limits::{
 };
 use ringmain_wire::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameError, FrameView, frame_bytes};
 
+use crate::copies::{Copied, Waiting};
 use crate::dispatch;
 use crate::net::Stream;
 use crate::runtime::{spawn_local, yield_if_needed};
@@ -61,6 +62,8 @@ impl Part {
 struct Outgoing {
     head: Vec<u8>,
     parts: Vec<Part>,
+    /// The budget that copies among the parts hold.
+    _copied: Option<Copied>,
     /// Bytes of head and parts that the socket has taken.
     sent: usize,
     total: usize,
@@ -80,8 +83,12 @@ pub(crate) struct Connection {
     /// Raised when the connection closes: parked fetches then end.
     parked: RefCell<Vec<Weak<Signal>>>,
     touched: Cell<bool>,
-    /// When the socket became full, while it is.
+    /// Since when the first reply of the queue waits for a socket that is full.
     blocked_since: Cell<Option<Duration>>,
+    /// Replies that have been sent.
+    replies_sent: Cell<u64>,
+    /// Since when the client owes the rest of a frame for which memory is held.
+    receiving_since: Cell<Option<Duration>>,
     pub(crate) requests: Cell<usize>,
     pub(crate) greeted: Cell<bool>,
     closed: Cell<bool>,
@@ -102,6 +109,8 @@ impl Connection {
             parked: RefCell::default(),
             touched: Cell::new(false),
             blocked_since: Cell::new(None),
+            replies_sent: Cell::new(0),
+            receiving_since: Cell::new(None),
             requests: Cell::new(0),
             greeted: Cell::new(false),
             closed: Cell::new(false),
@@ -117,12 +126,28 @@ impl Connection {
         self.blocked_since.get()
     }
 
+    /// Since when the client has not sent the rest of a frame for which memory is held.
+    pub(crate) fn receiving_since(&self) -> Option<Duration> {
+        self.receiving_since.get()
+    }
+
     /// Queues a frame; [`Connection::flush`] (by the shard, at the end of its turn) sends it. `head` appends the frame's
     /// head to the bytes given.
     pub(crate) fn reply(
         self: &Rc<Self>,
         shard: &Shard,
         parts: Vec<Part>,
+        head: impl FnOnce(&mut FrameEncoder, &mut Vec<u8>),
+    ) {
+        self.reply_copied(shard, parts, None, head);
+    }
+
+    /// The same for parts that are copies, with the budget that they hold.
+    pub(crate) fn reply_copied(
+        self: &Rc<Self>,
+        shard: &Shard,
+        parts: Vec<Part>,
+        copied: Option<Copied>,
         head: impl FnOnce(&mut FrameEncoder, &mut Vec<u8>),
     ) {
         if self.closed.get() {
@@ -133,7 +158,8 @@ impl Connection {
         let mut out = self.out.borrow_mut();
         let joins = parts.is_empty() && out.back().is_some_and(|last| last.parts.is_empty() && last.sent == 0);
         if !joins {
-            out.push_back(Outgoing { head: Vec::with_capacity(128), parts: Vec::new(), sent: 0, total: 0 });
+            let head = Vec::with_capacity(128);
+            out.push_back(Outgoing { head, parts: Vec::new(), _copied: copied, sent: 0, total: 0 });
         }
         let Some(last) = out.back_mut() else { return };
         head(&mut shard.encoder.borrow_mut(), &mut last.head);
@@ -202,6 +228,7 @@ impl Connection {
             }
             sent -= left;
             let Some(done) = out.pop_front() else { break };
+            self.replies_sent.set(self.replies_sent.get() + 1);
             shard.release(&done.parts);
         }
     }
@@ -249,25 +276,30 @@ impl Connection {
             self.writer_wanted.wait().await;
             while self.blocked.get() && !self.closed.get() {
                 let next = self.copy_front(&shard);
-                let patience = Duration::from_millis(REPLY_TIMEOUT_MS);
-                let sent = shard.clock.timeout(patience, self.stream.write(&next)).await;
+                let now = shard.clock.monotonic();
+                // A client that takes a reply drop by drop has no more time for it than one that takes nothing.
+                let due = self.blocked_since.get().unwrap_or(now) + Duration::from_millis(REPLY_TIMEOUT_MS);
+                let sent = shard.clock.timeout(due.saturating_sub(now), self.stream.write(&next)).await;
                 if self.closed.get() {
                     return;
                 }
                 match sent {
                     Some(Ok(sent)) => {
+                        let before = self.replies_sent.get();
                         self.sent(&shard, sent);
-                        self.blocked_since.set(Some(shard.clock.monotonic()));
                         match self.send_queued(&shard) {
                             Ok(all) => self.blocked.set(!all),
                             Err(_) => self.close(&shard),
+                        }
+                        if self.replies_sent.get() != before {
+                            self.blocked_since.set(Some(shard.clock.monotonic()));
                         }
                     }
                     Some(Err(_)) => self.close(&shard),
                     None => {
                         tracing::info!(
                             shard = shard.id.0, peer = %self.peer,
-                            "connection closed: the client took no reply for {REPLY_TIMEOUT_MS} ms"
+                            "connection closed: the client did not take a reply within {REPLY_TIMEOUT_MS} ms"
                         );
                         shard.metrics.connections_refused_total.add(1);
                         self.close(&shard);
@@ -281,9 +313,14 @@ impl Connection {
         }
     }
 
+    /// As many replies are queued as may be, though perhaps only because none has been tried to be sent yet.
+    pub(crate) fn has_many_replies(&self) -> bool {
+        self.out_bytes.get() > CONNECTION_REPLY_BYTES_MAX
+    }
+
     /// Waits until the client has taken so much that more replies may be queued.
     pub(crate) async fn reply_room(&self) {
-        while self.out_bytes.get() > CONNECTION_REPLY_BYTES_MAX && !self.closed.get() {
+        while self.has_many_replies() && !self.closed.get() {
             self.drained.wait().await;
         }
     }
@@ -314,6 +351,8 @@ enum Fault {
     Frame(#[from] FrameError),
     #[error("the frame did not arrive whole within {FRAME_TIMEOUT_MS} ms")]
     SlowFrame,
+    #[error("no memory to receive the frame became free within {FRAME_TIMEOUT_MS} ms")]
+    NoMemory,
     #[error("{0}")]
     Protocol(&'static str),
     #[error("{0}")]
@@ -363,12 +402,25 @@ impl Receive {
             return;
         }
         let more = bytes - RECEIVE_BYTES_MIN - self.budget;
+        let _waiting = Waiting::new(&shard.receive_waiting);
         while shard.receive_bytes.get() + more > SHARD_RECEIVE_BYTES_MAX {
             shard.receive_freed.wait().await;
         }
         shard.receive_bytes.set(shard.receive_bytes.get() + more);
         self.budget += more;
+        // Exact, since a vector that grows by itself may take twice as much.
+        self.bytes.reserve_exact(bytes - self.bytes.len());
         self.bytes.resize(bytes, 0);
+    }
+
+    /// When others wait for memory, a grown buffer is given up between two frames, so that all get their turn.
+    fn make_way(&mut self, shard: &Shard) {
+        if self.budget > 0 && shard.receive_waiting.get() > 0 && self.filled <= RECEIVE_BYTES_MIN {
+            let mut small = vec![0; RECEIVE_BYTES_MIN];
+            small[..self.filled].copy_from_slice(&self.bytes[..self.filled]);
+            self.give_back(shard);
+            self.bytes = small;
+        }
     }
 
     fn give_back(&mut self, shard: &Shard) {
@@ -395,24 +447,32 @@ impl Receive {
 }
 
 async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<(), Fault> {
-    let patience = Duration::from_millis(FRAME_TIMEOUT_MS);
-    // When the frame that is being received must be whole.
-    let mut due = Duration::MAX;
+    // Since when the frame at the front of the buffer is being received.
+    let mut begun = None;
     loop {
         // The whole frame that is being received, once its size is known.
         let partial = receive.frame_at(0)?;
-        if let Some(frame) = partial {
-            shard.clock.timeout(patience, receive.grow(shard, frame)).await.ok_or(Fault::SlowFrame)?;
+        if let Some(frame) = partial
+            && frame > receive.bytes.len()
+        {
+            let wanted = shard.clock.timeout(Duration::from_millis(FRAME_TIMEOUT_MS), receive.grow(shard, frame)).await;
+            wanted.ok_or(Fault::NoMemory)?;
+            // The wait was the broker's, not the client's.
+            begun = None;
         }
         // Of a large frame just the rest is read, so that nothing has to be moved behind it.
         let room = match partial {
             Some(frame) if frame > SMALL_FRAME_BYTES => frame,
             _ => receive.bytes.len(),
         };
+        let now = shard.clock.monotonic();
         let into = &mut receive.bytes[receive.filled..room];
         let read = connection.stream.read(into);
         let read = if receive.filled > 0 {
-            let left = due.saturating_sub(shard.clock.exact());
+            let since = *begun.get_or_insert(now);
+            connection.receiving_since.set((receive.budget > 0).then_some(since));
+            // For the whole frame, not for each piece: a client that sends drop by drop must come to an end.
+            let left = (since + Duration::from_millis(FRAME_TIMEOUT_MS)).saturating_sub(now);
             shard.clock.timeout(left, read).await.ok_or(Fault::SlowFrame)?
         } else if receive.budget > 0 {
             match shard.clock.timeout(RECEIVE_IDLE, read).await {
@@ -425,23 +485,21 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
         } else {
             read.await
         };
+        connection.receiving_since.set(None);
         let count = read.map_err(Fault::Io)?;
         if count == 0 || connection.is_closed() {
             return Ok(());
         }
-        let begins = receive.filled == 0;
         receive.filled += count;
-        let handled = handle_frames(shard, connection, receive).await?;
-        if receive.filled > 0 && (begins || handled) {
-            due = shard.clock.exact() + patience;
+        if handle_frames(shard, connection, receive).await? {
+            begun = None;
+            receive.make_way(shard);
         }
-        shard.flush_touched();
-        connection.reply_room().await;
         yield_if_needed().await;
     }
 }
 
-/// Handles all whole frames in the buffer and moves what is behind them to its front. Says whether there were any.
+/// Handles all whole frames in the buffer and moves what is behind them to its front; tells whether there was one.
 async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &mut Receive) -> Result<bool, Fault> {
     let mut at = 0;
     while let Some(bytes) = receive.frame_at(at)? {
@@ -450,9 +508,19 @@ async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: 
         }
         shard.metrics.frames_received_total.add(1);
         let frame = FrameView::parse(&receive.bytes[at..at + bytes])?;
-        dispatch::handle(shard, connection, &frame, &receive.bytes[at..at + bytes]).await.map_err(Fault::Protocol)?;
+        dispatch::handle(shard, connection, &frame).await.map_err(Fault::Protocol)?;
         at += bytes;
+        if connection.has_many_replies() {
+            // A buffer may hold tens of thousands of small requests, and each answer may have megabytes.
+            shard.flush_touched();
+            connection.reply_room().await;
+            if connection.is_closed() {
+                break;
+            }
+        }
     }
+    shard.flush_touched();
+    connection.reply_room().await;
     if at > 0 {
         receive.bytes.copy_within(at..receive.filled, 0);
         receive.filled -= at;

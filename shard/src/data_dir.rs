@@ -98,7 +98,7 @@ pub enum DataDirError {
         .0.display())]
     IdentityMissing(PathBuf),
     /// The identity can't be read.
-    #[error("{} can't be read: {reason}; restore it from a backup", path.display())]
+    #[error("{} can't be read: {reason}", path.display())]
     Identity {
         /// The file.
         path: PathBuf,
@@ -171,6 +171,15 @@ impl DataDir {
         make_dir(&dir.quarantine_dir())?;
         sync_dir(&dir.path)?;
         Ok(dir)
+    }
+
+    /// The identity of the directory at `path`, or none when there is none yet. Takes no lock: it is only ever replaced as a
+    /// whole.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn peek(path: &Path) -> Result<Option<Identity>, DataDirError> {
+        identity::read(&path.join("identity"))
     }
 
     /// The identity of a directory that has none yet.

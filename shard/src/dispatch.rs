@@ -25,14 +25,13 @@ pub(crate) async fn handle(
     shard: &Rc<Shard>,
     connection: &Rc<Connection>,
     frame: &FrameView<'_>,
-    bytes: &[u8],
 ) -> Result<(), &'static str> {
     let correlation_id = frame.correlation_id();
     let request = match Request::decode(&frame.message) {
         Ok(request) => request,
         Err(error) => {
             shard.answer_error(connection, correlation_id, error.code(), error.to_string());
-            return Ok(());
+            return if connection.greeted.get() { Ok(()) } else { Err("the first frame was not a hello") };
         }
     };
     if !connection.greeted.get() {
@@ -57,7 +56,10 @@ pub(crate) async fn handle(
         Request::Fetch(request) => fetch::fetch(shard, connection, correlation_id, request),
         Request::Metadata(request) => metadata(shard, connection, correlation_id, &request),
         Request::Offsets(request) => offsets(shard, connection, correlation_id, request),
-        Request::CreateTopic(_) | Request::DeleteTopic(_) => shard.ask_admin(connection, bytes.to_vec()),
+        // Encoded anew: what a client adds to the frame must not wait in the master's queue with it.
+        Request::CreateTopic(_) | Request::DeleteTopic(_) => {
+            shard.ask_admin(connection, request.to_frame(correlation_id));
+        }
         Request::Hello(_) => {
             shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, "a second hello".into());
         }
@@ -71,13 +73,13 @@ fn greet(
     correlation_id: u64,
     hello: &HelloRequest,
 ) -> Result<(), &'static str> {
-    if hello.protocol_version != PROTOCOL_VERSION {
+    if hello.protocol_version < PROTOCOL_VERSION {
         let message = format!(
-            "protocol version {} is not supported: this broker speaks version {PROTOCOL_VERSION}",
+            "protocol version {} is too old: this broker speaks version {PROTOCOL_VERSION}",
             hello.protocol_version
         );
         shard.answer_error(connection, correlation_id, ErrorCode::UNSUPPORTED, message);
-        return Err("wrong protocol version");
+        return Err("its protocol version is too old");
     }
     connection.greeted.set(true);
     let response = HelloResponse {
@@ -156,7 +158,7 @@ fn offsets(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, 
         return shard.answer_error(connection, correlation_id, ErrorCode::TOPIC_NOT_FOUND, message);
     };
     if request.partitions.len() > FETCH_PARTITIONS_MAX.max(TOPIC_PARTITIONS_MAX as usize) {
-        return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, "too many partitions".into());
+        return shard.answer_error(connection, correlation_id, ErrorCode::TOO_LARGE, "too many partitions".into());
     }
     let asked = if request.partitions.is_empty() {
         // Partition numbers are bounded by TOPIC_PARTITIONS_MAX.
@@ -167,6 +169,7 @@ fn offsets(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, 
     connection.requests.set(connection.requests.get() + 1);
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
+        connection.reply_room().await;
         let partitions = gather(&shard, &topic, asked).await;
         let offsets = Offsets { topic_id: topic.info.id, partitions };
         connection.reply(&shard, Vec::new(), |encoder, out| encode_offsets(encoder, correlation_id, &offsets, out));

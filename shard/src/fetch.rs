@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use ringmain_core::fetch::FetchPlan;
 use ringmain_core::ids::{Offset, ShardId};
 use ringmain_core::limits::{
@@ -18,7 +17,8 @@ use ringmain_wire::fetch::{
 
 use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
-use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
+use crate::copies::Copied;
+use crate::fetch_hop;
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Signal;
@@ -27,9 +27,9 @@ use crate::signal::Signal;
 pub(crate) struct Fetched {
     pub(crate) outcomes: Vec<FetchedPartitionOutcome>,
     pub(crate) parts: Vec<Part>,
-    bytes: usize,
-    /// Something that the client must learn at once: an error or a gap.
-    news: bool,
+    pub(crate) bytes: usize,
+    /// The budget that copies among the parts hold.
+    pub(crate) copied: Option<Copied>,
 }
 
 /// Answers a client's fetch: at once when memory has enough, else from a task of its own.
@@ -60,7 +60,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
             connection.reply_room().await;
             answer(&shard, &connection, correlation_id, fetched);
         } else {
-            fetch_there(&shard, &connection, correlation_id, owner, request).await;
+            fetch_hop::fetch_there(&shard, &connection, correlation_id, owner, request).await;
         }
         connection.requests.set(connection.requests.get() - 1);
         shard.flush_touched();
@@ -96,15 +96,15 @@ fn owner_of_all(shard: &Shard, partitions: &[FetchPartition]) -> Result<ShardId,
     Ok(owner.unwrap_or(shard.id))
 }
 
-fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetched: Fetched) {
-    let Fetched { outcomes, parts, bytes, .. } = fetched;
+pub(crate) fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetched: Fetched) {
+    let Fetched { outcomes, parts, bytes, copied } = fetched;
     shard.metrics.fetched_bytes_total.add(bytes as u64);
-    connection.reply(shard, parts, |encoder, out| {
+    connection.reply_copied(shard, parts, copied, |encoder, out| {
         encode_fetch_response(encoder, correlation_id, &outcomes, bytes, out);
     });
 }
 
-/// Serves a fetch on the owner, with waiting; it ends early when the client has gone.
+/// Serves a fetch on the owner, with waiting for its own clients; it ends early when the client has gone.
 pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client: Option<&Rc<Connection>>) -> Fetched {
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
@@ -139,10 +139,24 @@ pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client
     }
 }
 
-struct ParkedGuard<'a>(&'a Cell<usize>, &'a Shard);
+/// Whether there is something to answer now: enough bytes, as many as fit, or what the client must learn at once.
+pub(crate) fn is_enough(request: &FetchRequest, outcomes: &[FetchedPartitionOutcome], bytes: usize) -> bool {
+    let news = |outcome: &FetchedPartitionOutcome| !outcome.code.is_ok() || outcome.gap.is_some();
+    // More is there, but the budget is used up: waiting would bring nothing.
+    let cut = |outcome: &FetchedPartitionOutcome| {
+        let end = match request.visibility {
+            Visibility::LogEnd => outcome.log_end,
+            Visibility::SyncedEnd => outcome.synced_end,
+        };
+        outcome.payload_bytes > 0 && outcome.next_offset < end
+    };
+    bytes >= (request.bytes_min as usize).max(1) || outcomes.iter().any(|outcome| news(outcome) || cut(outcome))
+}
+
+pub(crate) struct ParkedGuard<'a>(&'a Cell<usize>, &'a Shard);
 
 impl<'a> ParkedGuard<'a> {
-    fn new(shard: &'a Shard) -> Self {
+    pub(crate) fn new(shard: &'a Shard) -> Self {
         shard.parked_count.set(shard.parked_count.get() + 1);
         shard.metrics.parked_fetches.set(shard.parked_count.get() as u64);
         Self(&shard.parked_count, shard)
@@ -166,7 +180,7 @@ struct Attempt {
 impl Attempt {
     fn from_memory(shard: &Shard, request: &FetchRequest) -> Self {
         let budget = budget(request);
-        let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, news: false };
+        let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, copied: None };
         let mut attempt = Self { fetched, disk: Vec::new() };
         for (at, partition) in request.partitions.iter().enumerate() {
             let left = budget.saturating_sub(attempt.fetched.bytes);
@@ -176,7 +190,6 @@ impl Attempt {
             if outcome.code.is_ok() && (bytes_max > 0 || attempt.fetched.bytes == 0) {
                 attempt.plan_one(shard, request, partition, bytes_max, at, &mut outcome);
             }
-            attempt.fetched.news |= !outcome.code.is_ok();
             attempt.fetched.outcomes.push(outcome);
         }
         attempt
@@ -213,7 +226,7 @@ impl Attempt {
     }
 
     fn is_enough(&self, request: &FetchRequest) -> bool {
-        self.fetched.news || self.fetched.bytes >= (request.bytes_min as usize).max(1)
+        is_enough(request, &self.fetched.outcomes, self.fetched.bytes)
     }
 
     /// Reads what memory did not have. The parts of the reply stay in the order of its partitions.
@@ -226,6 +239,9 @@ impl Attempt {
     ) {
         let budget = budget(request);
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
+        // A batch that is larger than the budget is read nevertheless.
+        let mut copied = shard.copies.reserve(budget.max(BATCH_BYTES_MAX)).await;
+        let memory_bytes = self.fetched.bytes;
         for (at, memory_from) in disk {
             let left = budget.saturating_sub(self.fetched.bytes);
             if left == 0 {
@@ -245,15 +261,15 @@ impl Attempt {
                     let reason = if corrupt { GapReason::Corrupt } else { GapReason::LostMemory };
                     outcome.gap = Some(Gap { from: partition.offset, to, reason });
                     outcome.next_offset = to;
-                    self.fetched.news = true;
                 }
                 DiskFetch::Failed(message) => {
                     outcome.code = ErrorCode::INTERNAL;
                     outcome.message = message.into();
-                    self.fetched.news = true;
                 }
             }
         }
+        copied.shrink_to(self.fetched.bytes - memory_bytes);
+        self.fetched.copied = (copied.bytes() > 0).then_some(copied);
         self.interleave(found);
     }
 
@@ -278,7 +294,7 @@ impl Attempt {
 }
 
 impl Fetched {
-    fn release(&self, shard: &Shard) {
+    pub(crate) fn release(&self, shard: &Shard) {
         shard.release(&self.parts);
     }
 }
@@ -312,46 +328,4 @@ fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutc
         }
     }
     outcome
-}
-
-/// A fetch whose partitions another shard has: one hop, and the answer is a copy.
-async fn fetch_there(
-    shard: &Rc<Shard>,
-    connection: &Rc<Connection>,
-    correlation_id: u64,
-    owner: ShardId,
-    fetch: FetchRequest,
-) {
-    let patience = Duration::from_millis(u64::from(fetch.wait_ms_max.min(FETCH_WAIT_MS_MAX))) + Duration::from_secs(10);
-    let Some(call) = shard.send_to(owner, MeshRequest::Fetch(fetch)).await else {
-        let message = format!("shard {owner} has too many requests waiting");
-        return shard.answer_error(connection, correlation_id, ErrorCode::SERVER_BUSY, message);
-    };
-    match shard.clock.timeout(patience, call).await {
-        Some(Ok(MeshReply::Fetch { outcomes, payload })) => {
-            connection.reply_room().await;
-            let bytes = payload.len();
-            let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
-            answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, news: false });
-        }
-        Some(_) | None => {
-            let message = format!("shard {owner} did not answer");
-            shard.answer_error(connection, correlation_id, ErrorCode::UNAVAILABLE, message);
-        }
-    }
-}
-
-/// A hop's fetch on the owner: the answer is copied, since blocks are never shared across threads.
-pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: HopTicket, fetch: FetchRequest) {
-    let shard = Rc::clone(shard);
-    spawn_local(async move {
-        let fetched = fetch_here(&shard, &fetch, None).await;
-        let mut payload = Vec::with_capacity(fetched.bytes);
-        for part in &fetched.parts {
-            payload.extend_from_slice(part.as_bytes(&shard));
-        }
-        fetched.release(&shard);
-        let payload = Bytes::from(payload);
-        ticket.reply(MeshReply::Fetch { outcomes: fetched.outcomes, payload });
-    });
 }

@@ -22,7 +22,7 @@ use crate::net::{BoundListener, Listener};
 use crate::routing::PlacedTopic;
 use crate::runtime::{Joined, spawn_joined, spawn_local};
 use crate::shard::{Shard, ShardConfig};
-use crate::{dispatch, fetch, flush, produce, reclaim, start};
+use crate::{dispatch, fetch_hop, flush, produce, reclaim, start};
 
 /// How often gauges, overdue produces and stalled readers are looked at.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -148,7 +148,8 @@ async fn answer_mesh(shard: Rc<Shard>) {
             MeshRequest::Produce { batches, timeout_ms } => {
                 produce::produce_for(&shard, ticket, &batches, timeout_ms);
             }
-            MeshRequest::Fetch(fetch) => fetch::fetch_for(&shard, ticket, fetch),
+            MeshRequest::Fetch(fetch) => fetch_hop::fetch_for(&shard, ticket, fetch),
+            MeshRequest::Watch { seen, wait_ms } => fetch_hop::watch_for(&shard, ticket, seen, wait_ms),
             MeshRequest::Offsets { topic, partitions } => {
                 ticket.reply(MeshReply::Offsets(dispatch::offsets_of(&shard, topic, &partitions)));
             }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use ringmain_core::batch::BatchHeader;
-use ringmain_core::ids::{Durability, TopicId};
+use ringmain_core::ids::{Durability, Offset, PartitionKey, TopicId};
 use ringmain_core::limits::FETCH_BYTES_MAX;
 use ringmain_wire::fetch::{FetchRequest, FetchedPartitionOutcome};
 use ringmain_wire::offsets::PartitionOffsets;
@@ -15,8 +15,10 @@ use crate::mesh::{MeshPort, Ticket};
 pub(crate) enum MeshRequest {
     /// Append these checked batches, each at its level.
     Produce { batches: Vec<(BatchHeader, Bytes, Durability)>, timeout_ms: u32 },
-    /// Fetch, with waiting.
+    /// Fetch what is there now: a fetch that waited would keep its credit and bytes from others.
     Fetch(FetchRequest),
+    /// Answer when one of these partitions no longer has the log end and synced end that the asker has seen.
+    Watch { seen: Vec<(PartitionKey, Offset, Offset)>, wait_ms: u32 },
     /// Ends of partitions.
     Offsets { topic: TopicId, partitions: Vec<u32> },
 }
@@ -28,6 +30,8 @@ pub(crate) enum MeshReply {
     Produce(Vec<ProduceOutcome>),
     /// The batches, copied.
     Fetch { outcomes: Vec<FetchedPartitionOutcome>, payload: Bytes },
+    /// Something has changed, or the time is over: fetch again.
+    Looked,
     /// The ends, in the order asked.
     Offsets(Vec<PartitionOffsets>),
 }
@@ -38,7 +42,7 @@ impl MeshRequest {
         match self {
             Self::Produce { batches, .. } => batches.iter().map(|(_, bytes, _)| bytes.len()).sum(),
             Self::Fetch(fetch) => (fetch.bytes_max as usize).min(FETCH_BYTES_MAX),
-            Self::Offsets { .. } => 0,
+            Self::Watch { .. } | Self::Offsets { .. } => 0,
         }
     }
 }

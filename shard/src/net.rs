@@ -147,12 +147,16 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Stream> {
         let mut backed_off = 0u64;
         loop {
-            let error = match self.listener.accept().await.map_err(io_error).and_then(Stream::new) {
-                Ok(stream) => {
-                    mark_busy();
-                    return Ok(stream);
-                }
-                Err(error) => error,
+            let error = match self.listener.accept().await {
+                Ok(stream) => match Stream::new(stream) {
+                    Ok(stream) => {
+                        mark_busy();
+                        return Ok(stream);
+                    }
+                    // The connection is gone again.
+                    Err(_) => continue,
+                },
+                Err(error) => io_error(error),
             };
             match error.raw_os_error() {
                 Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {

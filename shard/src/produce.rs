@@ -11,7 +11,7 @@ use ringmain_core::batch::{self, BatchError, BatchHeader, FLAG_SPARSE};
 use ringmain_core::ids::{Durability, PartitionKey, ShardId};
 use ringmain_core::limits::PRODUCE_BATCHES_MAX;
 use ringmain_core::store::AppendError;
-use ringmain_wire::batch::BatchView;
+use ringmain_wire::batch::{BatchView, InvalidBatch};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::produce::{ProduceOutcome, ProduceRequest, encode_produce_response, produced_batches};
 
@@ -82,19 +82,26 @@ pub(crate) async fn produce(
     request: &ProduceRequest,
     payload: &[u8],
 ) {
-    let batches: Vec<(BatchHeader, &[u8])> = match produced_batches(payload).collect::<Result<_, BatchError>>() {
+    let batches = produced_batches(payload).take(PRODUCE_BATCHES_MAX + 1).collect::<Result<_, BatchError>>();
+    let batches: Vec<(BatchHeader, &[u8])> = match batches {
         Ok(batches) => batches,
         Err(error) => {
-            return shard.answer_error(connection, correlation_id, ErrorCode::INVALID_BATCH, error.to_string());
+            let code = InvalidBatch::from(error).code();
+            return shard.answer_error(connection, correlation_id, code, error.to_string());
         }
     };
-    if batches.is_empty() || batches.len() > PRODUCE_BATCHES_MAX {
-        let message = format!("a produce has 1 to {PRODUCE_BATCHES_MAX} batches, this one has {}", batches.len());
+    if batches.is_empty() {
+        let message = "a produce without batches".into();
         return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, message);
+    }
+    if batches.len() > PRODUCE_BATCHES_MAX {
+        let message = format!("a produce has at most {PRODUCE_BATCHES_MAX} batches, this one has more");
+        return shard.answer_error(connection, correlation_id, ErrorCode::TOO_LARGE, message);
     }
     let to = ReplyTo::Client { connection: Rc::clone(connection), correlation_id };
     let produce = PendingProduce::new(shard, to, request.timeout_ms, batches.len());
     let mut hops: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
+    let give_up = shard.clock.exact() + BUSY_PATIENCE;
     for (at, (header, bytes)) in batches.iter().enumerate() {
         let owner = match check(shard, header, bytes) {
             Ok(owner) => owner,
@@ -105,7 +112,7 @@ pub(crate) async fn produce(
         };
         let asked = level(shard, request.durability, header.key);
         if owner == shard.id {
-            append_patiently(shard, &produce, header, bytes, asked).await;
+            append_patiently(shard, &produce, header, bytes, asked, give_up).await;
         } else {
             produce.push(ProduceOutcome { level: asked, ..overdue(header.key) });
             produce.open.set(produce.open.get() + 1);
@@ -202,7 +209,7 @@ fn check(shard: &Shard, header: &BatchHeader, bytes: &[u8]) -> Result<ShardId, P
         return Err(refused(key, ErrorCode::INVALID_BATCH, "a sparse batch can't be produced".into()));
     }
     batch::check_crc(header, bytes).map_err(|error| refused(key, ErrorCode::CORRUPT_BATCH, error.to_string()))?;
-    BatchView::parse(bytes, header).map_err(|error| refused(key, ErrorCode::INVALID_BATCH, error.to_string()))?;
+    BatchView::parse(bytes, header).map_err(|error| refused(key, error.code(), error.to_string()))?;
     Ok(owner)
 }
 
@@ -281,15 +288,16 @@ fn append_refusal(shard: &Shard, key: PartitionKey, error: &AppendError) -> Prod
     ProduceOutcome { retry_after_ms, ..refused(key, code, error.to_string()) }
 }
 
-/// Appends; when memory is full of what waits for the disk, the connection is not read for a while, then refused.
+/// Appends; when memory is full of what waits for the disk, the connection is not read for a while, then refused. One
+/// such wait is for all batches of a request: a client learns soon, whatever it has sent.
 async fn append_patiently(
     shard: &Shard,
     produce: &Rc<PendingProduce>,
     header: &BatchHeader,
     bytes: &[u8],
     level: Durability,
+    give_up: Duration,
 ) {
-    let give_up = shard.clock.exact() + BUSY_PATIENCE;
     while let Err(error) = append(shard, produce, header, bytes, level) {
         let left = give_up.saturating_sub(shard.clock.exact());
         if left.is_zero() || matches!(error, AppendError::UnknownPartition(_)) {

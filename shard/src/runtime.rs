@@ -1,5 +1,5 @@
-//! One executor per shard: this file, [`net`](crate::net), [`files`](crate::files) and `raw` are the only ones that name
-//! glommio.
+//! One executor per shard. Here, in `runtime/start`, [`net`](crate::net), [`files`](crate::files) and `raw` glommio is
+//! named, and nowhere else.
 //!
 //! What a shard thread gets before its first task runs, each for a measured reason:
 //! - a preempt timer of 300 us: else a busy executor looks at its IO every 100 ms;
@@ -7,33 +7,29 @@
 //!   the executor;
 //! - polled IO switched off for the data directory's device: glommio's probe for it goes wrong when the first file that
 //!   is opened is a new one, and reads then fail with EOPNOTSUPP; and so all devices take the one path that is tested;
-//! - a tick from outside and the [`Clock`]. Until the first task has given the ticker its waker, the thread that starts
-//!   the shard knocks at the executor's eventfd instead: the executor may park on top of its very first task (4 of 1000
-//!   starts on a busy machine).
+//! - a tick from outside and the [`Clock`], from before the first IO to after the last await: on a busy machine 4 of 600
+//!   starts hung without. Until the first task has given the ticker its waker, the thread that starts the shard knocks at
+//!   the executor's eventfd instead, since the executor may park on top of that very task.
 
-use std::fs;
+mod start;
+
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use glommio::{Latency, LocalExecutor, LocalExecutorBuilder, Placement, PoolPlacement, Shares};
-use ringmain_core::limits::DISK_BLOCK_BYTES;
+use glommio::{Latency, Shares};
 
+pub use self::start::usable_cpus;
+use self::start::{knock, make, prime};
 use crate::clock::Clock;
-use crate::raw;
 use crate::ticker::{Pulse, Ticker};
-
-/// How long a task may keep the executor from looking at its IO.
-const PREEMPT_TIMER: Duration = Duration::from_micros(300);
-/// Entries of each of the executor's rings: an idle connection keeps one poll in flight.
-const RING_DEPTH: usize = 512;
 
 /// How often the executor is knocked at until its first task runs.
 const KNOCK_EVERY: Duration = Duration::from_millis(20);
@@ -139,7 +135,7 @@ where
 {
     let shard = config.index;
     // Of the caller, before the new thread is bound to one CPU.
-    let cpus = allowed_cpus().map_err(|source| RuntimeError::Affinity { shard, source })?;
+    let cpus = usable_cpus().map_err(|source| RuntimeError::Affinity { shard, source })?;
     let pulse = ticker.register(shard);
     let registered = Registered { ticker: ticker.clone(), pulse: Arc::clone(&pulse) };
     let (starting, started) = sync_channel(2);
@@ -168,14 +164,6 @@ enum Start {
     Failed(RuntimeError),
 }
 
-/// Wakes the executor that listens to one of `eventfds`, whatever it waits for.
-fn knock(eventfds: &[OwnedFd]) {
-    for eventfd in eventfds {
-        // A full counter is as good a knock.
-        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-    }
-}
-
 /// The shard's place in the ticker's list, for as long as its thread lives.
 struct Registered {
     ticker: Ticker,
@@ -191,7 +179,7 @@ impl Drop for Registered {
 
 fn run<F, Fut, T>(
     config: &ShardThreadConfig,
-    cpus: &[u8],
+    cpus: &[usize],
     registered: Registered,
     starting: &SyncSender<Start>,
     f: F,
@@ -232,102 +220,6 @@ where
         clock.uninstall();
         output
     })
-}
-
-/// Makes the executor of this thread, and finds the eventfds one of which it listens to.
-fn make(config: &ShardThreadConfig, cpus: &[u8]) -> Result<(LocalExecutor, Vec<OwnedFd>), RuntimeError> {
-    /// One at a time, to tell whose descriptors are new. Other threads may make some as well: a knock too many at an
-    /// eventfd is a spurious wake-up.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let shard = config.index;
-    let executor_error = |reason: String| RuntimeError::Executor { shard, reason };
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = open_fds("eventfd").map_err(|error| executor_error(error.to_string()))?;
-    let executor = LocalExecutorBuilder::new(config.cpu.map_or(Placement::Unbound, Placement::Fixed))
-        .name(&format!("shard-{shard}"))
-        .io_memory(config.io_memory_bytes)
-        .ring_depth(RING_DEPTH)
-        .preempt_timer(PREEMPT_TIMER)
-        .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
-        .make()
-        .map_err(|error| executor_error(error.to_string()))?;
-    let mut eventfds = open_fds("eventfd").map_err(|error| executor_error(error.to_string()))?;
-    eventfds.retain(|fd| !before.contains(fd));
-    let eventfds = eventfds.into_iter().filter_map(|fd| raw::duplicate(fd).ok()).collect();
-    drop(guard);
-    if let Some(own) = config.cpu {
-        move_workers(cpus, own).map_err(|source| RuntimeError::Affinity { shard, source })?;
-    }
-    Ok((executor, eventfds))
-}
-
-/// The process's open descriptors whose name has `kind` in it. They come and go while this runs.
-fn open_fds(kind: &str) -> io::Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc/self/fd")? {
-        let entry = entry?;
-        // One that has gone is none of ours.
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
-        if target.to_string_lossy().contains(kind) {
-            found.extend(entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
-        }
-    }
-    Ok(found)
-}
-
-/// The CPUs this thread may use, as the bit mask that io_uring takes.
-fn allowed_cpus() -> io::Result<Vec<u8>> {
-    let set = rustix::thread::sched_getaffinity(None)?;
-    let mut mask = vec![0u8; rustix::thread::CpuSet::MAX_CPU / 8];
-    for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)) {
-        mask[cpu / 8] |= 1 << (cpu % 8);
-    }
-    Ok(mask)
-}
-
-/// Lets the io_uring workers of this thread, which is bound to CPU `own`, run on the other ones of `cpus`. Not on `own`
-/// as well: workers inherit the binding, and the kernel keeps them to the part of a new mask that lies in it, unless
-/// there is none. glommio does not tell its rings' descriptors, but any ring will do: workers belong to the thread.
-fn move_workers(cpus: &[u8], own: usize) -> io::Result<()> {
-    let mut others = cpus.to_vec();
-    others[own / 8] &= !(1 << (own % 8));
-    if others.iter().all(|&byte| byte == 0) {
-        return Ok(());
-    }
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "no io_uring found in /proc/self/fd");
-    for fd in open_fds("io_uring")? {
-        match raw::set_worker_affinity(fd, &others) {
-            Ok(()) => return Ok(()),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// Settles glommio's probe of polled IO, and reads a block. The probe is a read through the first descriptor that is
-/// opened on a device: one that can't be read switches polling off for this thread, where the end of an empty file would
-/// make it believe that polling works.
-async fn prime(path: &Path) -> io::Result<()> {
-    let result = async {
-        // Of an earlier process with the same id, if it is there at all.
-        let _ = fs::remove_file(path);
-        let file = fs::File::create_new(path)?;
-        std::os::unix::fs::FileExt::write_all_at(&file, &[0x52; DISK_BLOCK_BYTES], 0)?;
-        file.sync_all()?;
-        let unreadable = glommio::io::OpenOptions::new().write(true).dma_open(path).await.map_err(io_error)?;
-        unreadable.close().await.map_err(io_error)?;
-        let file = glommio::io::DmaFile::open(path).await.map_err(io_error)?;
-        let read = file.read_at_aligned(0, DISK_BLOCK_BYTES).await.map_err(io_error)?;
-        if read.len() != DISK_BLOCK_BYTES {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a block that was just written is not there"));
-        }
-        drop(read);
-        file.close().await.map_err(io_error)?;
-        Ok(())
-    }
-    .await;
-    let removed = fs::remove_file(path);
-    result.and(removed)
 }
 
 /// The system's error in an error of glommio, which wraps it with the operation and path.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use ringmain_core::acks::Acks;
 use ringmain_core::fetch::Slice;
 use ringmain_core::ids::ShardId;
+use ringmain_core::limits::HOLD_MS_MAX;
 use ringmain_core::store::ShardStore;
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::frame::FrameEncoder;
@@ -21,6 +22,7 @@ use crate::catch_up::Readers;
 use crate::clock::Clock;
 use crate::command::ShardCommand;
 use crate::connection::{Connection, Part};
+use crate::copies::Copies;
 use crate::log_writer::LogWriter;
 use crate::mailbox::MailboxSender;
 use crate::mesh::{Call, NoCredit};
@@ -74,6 +76,8 @@ pub(crate) struct Shard {
     pub(crate) readers: Readers,
     pub(crate) parked: Parked,
     pub(crate) parked_count: Cell<usize>,
+    /// Fetches of this shard's clients that another shard watches partitions for.
+    pub(crate) watches: Cell<usize>,
     pub(crate) connections: RefCell<HashMap<u64, Rc<Connection>>>,
     pub(crate) next_connection: Cell<u64>,
     /// Connections with replies queued in this turn.
@@ -81,6 +85,9 @@ pub(crate) struct Shard {
     pub(crate) encoder: RefCell<FrameEncoder>,
     pub(crate) receive_bytes: Cell<usize>,
     pub(crate) receive_freed: Broadcast,
+    /// Connections that wait for receive memory.
+    pub(crate) receive_waiting: Cell<usize>,
+    pub(crate) copies: Rc<Copies>,
     pub(crate) flush_wanted: Signal,
     pub(crate) memory_freed: Broadcast,
     /// A produce waits for memory: flush what there is.
@@ -183,6 +190,7 @@ impl Shard {
         produce::answer_overdue(self);
         self.flush_touched();
         self.close_stalled();
+        self.close_half_sent();
         let store = self.store.borrow();
         let blocks = store.blocks();
         self.metrics.block_bytes.set(blocks.bytes_in_use() as u64);
@@ -202,26 +210,45 @@ impl Shard {
         }
     }
 
-    /// When replies pin too much memory, the one that has been stalled longest is given up with its connection.
+    /// When replies pin too much memory, or others wait for what copies hold, the connection that has been stalled
+    /// longest is given up.
     fn close_stalled(&self) {
         let (pinned, all) = {
             let store = self.store.borrow();
             (store.blocks().bytes_pinned(), store.blocks().bytes_max())
         };
-        if pinned < all / 2 {
-            return;
+        if pinned >= all / 2 {
+            self.close_oldest(
+                "its unread replies hold memory that is short",
+                Duration::ZERO,
+                Connection::blocked_since,
+            );
+        } else if self.copies.is_short() {
+            let patience = Duration::from_millis(HOLD_MS_MAX);
+            self.close_oldest("its unread replies hold memory that is short", patience, Connection::blocked_since);
         }
-        let stalled = self
+    }
+
+    /// When others wait for receive memory, the connection that has owed the rest of its frame longest is given up.
+    fn close_half_sent(&self) {
+        if self.receive_waiting.get() > 0 {
+            let patience = Duration::from_millis(HOLD_MS_MAX);
+            self.close_oldest("its unfinished frame holds memory that is short", patience, Connection::receiving_since);
+        }
+    }
+
+    /// Closes the connection whose `since` is the longest ago, if that is longer than `patience`.
+    fn close_oldest(&self, reason: &str, patience: Duration, since: impl Fn(&Connection) -> Option<Duration>) {
+        let latest = self.clock.monotonic().saturating_sub(patience);
+        let oldest = self
             .connections
             .borrow()
             .values()
-            .filter_map(|connection| connection.blocked_since().map(|since| (since, Rc::clone(connection))))
+            .filter_map(|connection| since(connection).map(|since| (since, Rc::clone(connection))))
+            .filter(|(since, _)| *since <= latest)
             .min_by_key(|(since, _)| *since);
-        if let Some((_, connection)) = stalled {
-            tracing::warn!(
-                shard = self.id.0, peer = %connection.peer,
-                "connection closed: its unread replies hold memory that is short"
-            );
+        if let Some((_, connection)) = oldest {
+            tracing::warn!(shard = self.id.0, peer = %connection.peer, "connection closed: {reason}");
             self.metrics.connections_refused_total.add(1);
             connection.close(self);
         }

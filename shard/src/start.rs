@@ -17,7 +17,7 @@ use ringmain_core::adopt::{self, Adopted};
 use ringmain_core::block::BlockMemory;
 use ringmain_core::ids::{Epoch, Incarnation, PartitionKey, ShardId};
 use ringmain_core::log::{LogTail, NextPlace};
-use ringmain_core::recover::{Recovered, RecoveredPartition, recover};
+use ringmain_core::recover::{Case, Recovered, RecoveredPartition, recover};
 use ringmain_core::segment::file_name;
 use ringmain_core::store::{PartitionStart, ShardStore};
 use ringmain_wire::frame::FrameEncoder;
@@ -78,7 +78,7 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
             "took over the memory of the process before"
         );
         if memory.arena.header().slab_count as usize != life.slabs {
-            return Ok(change_size(life, memory, log, clock).await?);
+            return change_size(life, memory, log, clock).await;
         }
     }
     reserve_rest(&memory.arena);
@@ -87,7 +87,18 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
 
 fn report(life: &Life, recovered: &Recovered) {
     for seen in &recovered.cases {
-        tracing::info!(shard = life.id.0, "recovery: {seen:?}");
+        // One for each segment there is: not worth a line in the log.
+        if seen.case == Case::Sealed {
+            tracing::debug!(shard = life.id.0, segment = seen.segment.0, "recovery: {:?}", seen.case);
+        } else {
+            tracing::info!(
+                shard = life.id.0,
+                segment = seen.segment.0,
+                place = seen.place,
+                "recovery: {:?}",
+                seen.case
+            );
+        }
     }
     for lost in &recovered.lost {
         tracing::error!(
@@ -385,12 +396,15 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         readers: crate::catch_up::Readers::default(),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
+        watches: Cell::new(0),
         connections: RefCell::default(),
         next_connection: Cell::new(1),
         touched: RefCell::default(),
         encoder: RefCell::new(FrameEncoder::new()),
         receive_bytes: Cell::new(0),
         receive_freed: Broadcast::default(),
+        receive_waiting: Cell::new(0),
+        copies: Rc::default(),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),

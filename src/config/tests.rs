@@ -73,6 +73,8 @@ fn settings_that_do_not_fit_each_other_are_refused() {
         ("direct_port_base = 65535\nshards = 2", "past 65535"),
         ("shards = 0", "use 1 to 256"),
         ("shards = 4\nmemory = \"64MiB\"", "need 128MiB at least"),
+        ("segment_bytes = \"16MiB\"", "use 32MiB to 2GiB"),
+        ("segment_bytes = 33554433", "whole blocks"),
         ("arena = \"anonymous\"\narena_dir = \"/dev/shm\"", "leave one of them out"),
         ("advertise = \"host:0\"", "port 0"),
         ("advertise = \"host:x\"", "not HOST:PORT"),

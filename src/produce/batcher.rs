@@ -160,8 +160,10 @@ mod tests {
         Routing { topic: TopicId(7), partitions: 3, partition: None, key_separator: None, batch_bytes: 4096 }
     }
 
+    type KeyAndValue = (Option<Vec<u8>>, Vec<u8>);
+
     /// Partition, key and value of all records, batch by batch.
-    fn run(routing: Routing, lines: &[Vec<u8>]) -> Vec<(u32, Vec<(Option<Vec<u8>>, Vec<u8>)>)> {
+    fn run(routing: Routing, lines: &[Vec<u8>]) -> Vec<(u32, Vec<KeyAndValue>)> {
         let mut batches = Vec::new();
         let mut batcher = Batcher::new(routing);
         let mut ready = |batch: ReadyBatch| batches.push(batch);

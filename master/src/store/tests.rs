@@ -2,6 +2,8 @@ use std::process::Command;
 
 use super::*;
 
+const NEW: NewStore = NewStore { cluster_id: None, first_topic_id: TopicId(1) };
+
 fn topic(name: &str) -> TopicInfo {
     TopicInfo {
         id: TopicId(0),
@@ -16,7 +18,7 @@ fn topic(name: &str) -> TopicInfo {
 }
 
 fn open(path: &Path) -> (Store, Loaded) {
-    Store::open(path, TopicId(1)).unwrap()
+    Store::open(path, NEW).unwrap()
 }
 
 #[test]
@@ -38,6 +40,15 @@ fn two_stores_have_different_cluster_ids() {
     let (_a, a) = open(&directory.path().join("a.redb"));
     let (_b, b) = open(&directory.path().join("b.redb"));
     assert_ne!(a.cluster_id, b.cluster_id);
+}
+
+#[test]
+fn a_store_made_beside_a_broker_keeps_its_cluster_and_gives_ids_above_the_old_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let new = NewStore { cluster_id: Some(77), first_topic_id: TopicId(1 << 40) };
+    let (store, loaded) = Store::open(&directory.path().join("m.redb"), new).unwrap();
+    assert_eq!(loaded.cluster_id, 77);
+    assert_eq!(store.create_topic(topic("a"), &[]).unwrap().id, TopicId(1 << 40));
 }
 
 #[test]
@@ -73,7 +84,7 @@ fn a_second_process_or_store_on_one_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m.redb");
     let _held = open(&path);
-    assert!(matches!(Store::open(&path, TopicId(1)), Err(OpenError::InUse { .. })));
+    assert!(matches!(Store::open(&path, NEW), Err(OpenError::InUse { .. })));
 }
 
 #[test]
@@ -90,7 +101,7 @@ fn what_is_no_store_is_refused_and_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m.redb");
     fs::write(&path, vec![7; 100_000]).unwrap();
-    let error = Store::open(&path, TopicId(1)).unwrap_err();
+    let error = Store::open(&path, NEW).unwrap_err();
     assert!(matches!(error, OpenError::Foreign { .. }), "{error}");
     assert!(error.to_string().contains("move it away"), "{error}");
     assert_eq!(fs::read(&path).unwrap(), vec![7; 100_000]);
@@ -101,7 +112,7 @@ fn what_is_no_store_is_refused_and_left_as_it_is() {
     transaction.open_table(TableDefinition::<u64, u64>::new("theirs")).unwrap();
     transaction.commit().unwrap();
     drop(database);
-    assert!(matches!(Store::open(&other, TopicId(1)), Err(OpenError::Foreign { .. })));
+    assert!(matches!(Store::open(&other, NEW), Err(OpenError::Foreign { .. })));
 }
 
 #[test]
@@ -113,7 +124,7 @@ fn a_newer_format_is_refused_by_name() {
     transaction.open_table(META).unwrap().insert("format", FORMAT + 1).unwrap();
     transaction.commit().unwrap();
     drop(store);
-    assert!(matches!(Store::open(&path, TopicId(1)), Err(OpenError::Newer { found: 2, .. })));
+    assert!(matches!(Store::open(&path, NEW), Err(OpenError::Newer { found: 2, .. })));
 }
 
 #[test]
@@ -142,7 +153,7 @@ fn a_truncated_file_is_a_typed_error() {
     drop(store);
     let bytes = fs::metadata(&path).unwrap().len();
     File::options().write(true).open(&path).unwrap().set_len(bytes / 2).unwrap();
-    let error = Store::open(&path, TopicId(1)).unwrap_err();
+    let error = Store::open(&path, NEW).unwrap_err();
     assert!(matches!(error, OpenError::Damaged { .. } | OpenError::Foreign { .. }), "{error}");
 }
 

@@ -41,8 +41,10 @@ impl BrokerLink for FakeBroker {
     }
 }
 
+const NEW: NewStore = NewStore { cluster_id: None, first_topic_id: TopicId(1) };
+
 fn open(directory: &tempfile::TempDir) -> Arc<TopicService> {
-    Arc::new(TopicService::open(&directory.path().join("m.redb"), TopicId(1)).unwrap())
+    Arc::new(TopicService::open(&directory.path().join("m.redb"), NEW).unwrap())
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {

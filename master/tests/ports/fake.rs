@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use ringmain_core::ids::TopicId;
 use ringmain_core::topic::{TopicChange, TopicInfo};
-use ringmain_master::{Applied, BrokerAddress, BrokerLink, Master};
+use ringmain_master::{Applied, BrokerAddress, BrokerLink, Master, NewStore};
+
+pub const NEW: NewStore = NewStore { cluster_id: None, first_topic_id: TopicId(1) };
 
 #[derive(Default)]
 pub struct FakeBroker {
@@ -49,7 +51,7 @@ pub struct Running {
 pub fn master() -> Running {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ringmain.redb");
-    let master = Master::start(&path, TopicId(1), "127.0.0.1:0", "127.0.0.1:0").unwrap();
+    let master = Master::start(&path, NEW, "127.0.0.1:0", "127.0.0.1:0").unwrap();
     let broker = Arc::new(FakeBroker::default());
     master.attach(broker.clone()).unwrap();
     Running { master, broker, _directory: directory }

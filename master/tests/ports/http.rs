@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::fake::{Running, master};
+use crate::fake::{NEW, Running, master};
 
 /// Sends one request, returns status, head and body.
 pub fn send(address: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
@@ -110,7 +110,7 @@ fn a_second_master_on_the_same_port_or_store_is_refused() {
     let other = tempfile::tempdir().unwrap();
     let path = other.path().join("m.redb");
     let taken = running.master.addresses().http.to_string();
-    let error = ringmain_master::Master::start(&path, 1.into(), "127.0.0.1:0", &taken).err().unwrap();
+    let error = ringmain_master::Master::start(&path, NEW, "127.0.0.1:0", &taken).err().unwrap();
     assert!(error.to_string().contains("choose another port"), "{error}");
     assert!(!path.exists(), "the store is not touched when a port is taken");
 }

@@ -43,13 +43,13 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Too short, too long, or the CRC is wrong.
-    #[error("it is damaged")]
+    #[error("it is damaged; restore it from a backup")]
     Damaged,
     /// Written by another version of Ringmain.
-    #[error("its format is version {0}, this program reads version {VERSION}")]
+    #[error("its format is version {0}, this program reads version {VERSION}; use the Ringmain that wrote it")]
     Version(u8),
     /// The CRC is right but a field is not possible.
-    #[error("it says what can't be")]
+    #[error("it says what can't be; restore it from a backup")]
     Impossible,
 }
 

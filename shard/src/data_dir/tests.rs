@@ -1,4 +1,4 @@
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use super::*;
 
@@ -65,37 +65,37 @@ fn a_directory_of_another_cluster_is_refused() {
     DataDir::open(dir.path(), &options(None)).unwrap();
 }
 
-/// A process that holds the lock of a data directory until it is killed.
+/// A process that holds the lock of a data directory until it is dropped.
 struct Holder {
-    flock: std::process::Child,
+    flock: Child,
+    /// The process that flock(1) has passed its descriptor on to.
     sleep: String,
 }
 
 impl Holder {
     fn of(lock: &Path) -> Self {
-        let mut command = Command::new("flock");
-        let flock = command.arg(lock).args(["sleep", "1000"]).stdout(Stdio::null()).spawn().unwrap();
+        let flock = Command::new("flock").arg(lock).args(["sleep", "1000"]).stdout(Stdio::null()).spawn().unwrap();
+        let mut holder = Self { flock, sleep: String::new() };
         let locked = || {
             let file = File::open(lock).unwrap();
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
         };
-        let children = format!("/proc/{0}/task/{0}/children", flock.id());
+        let children = format!("/proc/{0}/task/{0}/children", holder.flock.id());
         let begun = Instant::now();
-        loop {
-            let sleep = fs::read_to_string(&children).unwrap();
-            if locked() && !sleep.is_empty() {
-                return Self { flock, sleep: sleep.trim().to_owned() };
-            }
+        while holder.sleep.is_empty() || !locked() {
             assert!(begun.elapsed() < Duration::from_secs(20), "flock(1) does not lock");
             thread::sleep(Duration::from_millis(5));
+            fs::read_to_string(&children).unwrap().trim().clone_into(&mut holder.sleep);
         }
+        holder
     }
+}
 
-    fn kill(mut self) {
-        // Both: flock(1) has passed its descriptor on.
-        assert!(Command::new("kill").args(["-9", &self.sleep]).status().unwrap().success());
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-9", &self.sleep]).status();
         let _ = self.flock.kill();
-        self.flock.wait().unwrap();
+        let _ = self.flock.wait();
     }
 }
 
@@ -110,7 +110,7 @@ fn a_directory_in_use_is_refused_at_once_naming_the_process() {
     let error = open(dir.path(), None).unwrap_err();
     assert!(begun.elapsed() < LOCK_WAIT / 2);
     assert!(error.to_string().contains(&format!("process {}", holder.flock.id())), "{error}");
-    holder.kill();
+    drop(holder);
     open(dir.path(), None).unwrap();
     assert_eq!(fs::read_to_string(&lock).unwrap(), format!("{}\n", std::process::id()));
 }
@@ -127,7 +127,7 @@ fn the_lock_of_a_dying_process_is_waited_for() {
     let opener = thread::spawn(move || open(&path, None).map(|data| data.shards()));
     thread::sleep(2 * LOCK_RETRY);
     assert!(!opener.is_finished());
-    holder.kill();
+    drop(holder);
     assert_eq!(opener.join().unwrap().unwrap(), 2);
 }
 

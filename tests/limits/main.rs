@@ -1,0 +1,13 @@
+//! Bad input and trouble, from outside: the real binary over real sockets. In each case a healthy producer and consumer
+//! on the same broker go on unharmed and the broker neither panics nor ends.
+
+#![allow(clippy::unwrap_used)]
+
+mod disk_full;
+mod frames;
+mod mount;
+mod pressure;
+mod produce_fetch;
+mod start_up;
+mod support;
+mod topics;
