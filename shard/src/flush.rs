@@ -45,6 +45,9 @@ enum Due {
 /// The flusher's task; ends when the shard stops and all is flushed and synced, or when the log fails.
 pub(crate) async fn run(shard: Rc<Shard>) {
     let mut after: Option<PartitionKey> = None;
+    if let Err(error) = shard.log.reserve_open(&shard).await {
+        shard.fail_log(&error);
+    }
     loop {
         if shard.log_failed.get() {
             return;
@@ -133,6 +136,9 @@ fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>) -> Option<(FlushPl
 async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<(), String> {
     let sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
     let layout = Layout::of_runs(&sizes);
+    if shard.log.is_unreserved() {
+        return Err("the disk is full".into());
+    }
     if !shard.log.has_room(layout.extent_bytes, plan.runs.len()) {
         shard.log.roll(shard).await?;
     }
