@@ -458,7 +458,7 @@ fn checkpoint_extent_bytes(checkpoint: &Checkpoint) -> u32 {
 fn prepare_next(shard: &Rc<Shard>) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
-        if let Err(error) = shard.log.recycle.prepare().await {
+        if let Err(error) = shard.log.recycle.prepare(shard.log.segment_bytes).await {
             tracing::warn!(shard = shard.id.0, "can't make a segment ahead of need: {error}");
         }
     });

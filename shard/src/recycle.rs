@@ -38,15 +38,15 @@ impl RecyclePool {
         Ok(file)
     }
 
-    /// Makes a file for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
+    /// Makes a file of `bytes` for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
     /// left for the roll to find.
-    pub(crate) async fn prepare(&self) -> Result<(), FileError> {
+    pub(crate) async fn prepare(&self, bytes: u64) -> Result<(), FileError> {
         if !self.files.borrow().is_empty() {
             return Ok(());
         }
         let path = self.next_path();
         let made = async {
-            let file = LogFile::create(&path, self.segment_bytes).await?;
+            let file = LogFile::create(&path, bytes).await?;
             file.fdatasync().await?;
             file.close().await
         };
