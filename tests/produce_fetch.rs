@@ -3,15 +3,15 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
 use ringmain_wire::tag::partition_of_key;
 use serde_json::{Value, json};
-use support::broker::{Broker, Home};
+use support::broker::{Broker, Home, lines_of};
 use support::random::Random;
-use support::wait_for;
+use support::{LIMIT, wait_for};
 
 /// Lines as texts have them: empty, short, long, with CRLF, with bytes that are no UTF-8.
 fn corpus(bytes: usize) -> Vec<u8> {
@@ -213,18 +213,13 @@ fn following_gives_what_comes_later_and_ends_with_the_count() {
     produce_ok(&broker, &["t", "--partition", "0"], b"before\n");
     let mut command = broker.command(&["consume", "t", "--follow", "--count", "4"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut next = || {
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        line
-    };
-    assert_eq!(next(), "before\n");
-    for (partition, line) in [("1", "one\n"), ("2", "two\n"), ("0", "three\n")] {
+    let out = lines_of(child.stdout.take().unwrap());
+    let next = || out.recv_timeout(LIMIT).unwrap();
+    assert_eq!(next(), "before");
+    for (partition, line) in [("1", "one"), ("2", "two"), ("0", "three")] {
         produce_ok(&broker, &["t", "--partition", partition], line.as_bytes());
         assert_eq!(next(), line);
     }
-    assert_eq!(next(), "");
     assert!(wait_for("the end of consume", || child.try_wait().unwrap()).success());
 }
 
@@ -302,7 +297,7 @@ fn produce_and_consume_ride_over_restarts_of_the_broker() {
     let mut consuming = broker.command(&["consume", "t", "--follow", "--json", "--retry-seconds", "50"]);
     let mut consuming = consuming.stdout(Stdio::piped()).spawn().unwrap();
     let mut input = producing.stdin.take().unwrap();
-    let mut out = BufReader::new(consuming.stdout.take().unwrap()).lines();
+    let out = lines_of(consuming.stdout.take().unwrap());
     let mut next_offset = 0;
     let mut sent = 0_u64;
     // Sends lines, and reads until the last of them has come. A batch whose ack was lost is stored twice: what counts is
@@ -325,7 +320,7 @@ fn produce_and_consume_ride_over_restarts_of_the_broker() {
         (from..sent).for_each(|number| writeln!(input, "{number}").unwrap());
         input.flush().unwrap();
         while seen < sent {
-            let record: Value = serde_json::from_str(&out.next().unwrap().unwrap()).unwrap();
+            let record: Value = serde_json::from_str(&out.recv_timeout(LIMIT).unwrap()).unwrap();
             assert_eq!(record["offset"], next_offset, "{record}");
             next_offset += 1;
             let number: u64 = record["value"].as_str().unwrap().parse().unwrap();

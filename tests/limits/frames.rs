@@ -252,7 +252,8 @@ fn send_mutated(broker: &mut Broker, seed: u64, count: usize) -> usize {
     let mut client = broker.client();
     let mut closed = 0;
     for sent in 0..count {
-        let bytes = mutate(&mut random, &samples[random.below(samples.len())].clone());
+        let sample = &samples[random.below(samples.len())];
+        let bytes = mutate(&mut random, sample);
         // A valid request behind it, whose answer says that the connection lives.
         let probe =
             frame(&Request::Metadata(MetadataRequest { topics: vec!["?".into()], known_version: 0 }), u64::MAX, &[]);

@@ -119,13 +119,7 @@ impl Launched {
         let mut child = command.stderr(file).spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let process = Process { child, log: log.to_owned(), log_from };
-        let (sender, lines) = channel();
-        // Ends with the process, since it holds the other end of the pipe.
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
+        let lines = lines_of(stdout);
         Self { process, lines }
     }
 
@@ -229,6 +223,18 @@ impl Broker {
         });
         values.sum()
     }
+}
+
+/// The lines that come out of a process, for waiting with a limit.
+pub fn lines_of(out: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = channel();
+    // Ends with the process, which holds the other end of the pipe.
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    lines
 }
 
 /// The answer to a GET, head and body.
