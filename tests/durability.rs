@@ -51,8 +51,9 @@ impl Trial {
             topics,
             random: Random(random.next()),
             epochs: HashMap::new(),
+            seen: Seen::default(),
         };
-        let broker = trial.start();
+        let broker = trial.home.start();
         run(create_topics(&broker.broker, &trial.topics));
         (trial, broker)
     }
