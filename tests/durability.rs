@@ -60,9 +60,12 @@ impl Trial {
 
     /// Kills the broker at a random moment under load.
     fn kill_under_load(&mut self, broker: Broker) {
-        let plans = Plan::all(&self.topics, &mut self.random);
+        let (plans, acks) = match self.random.one_in(3) {
+            true => (Plan::large(&self.topics, &mut self.random), self.random.within(1..150)),
+            false => (Plan::all(&self.topics, &mut self.random), self.random.within(1..3000)),
+        };
         let address = broker.broker.clone();
-        let acks_wanted = self.ledger.acks() + self.random.within(1..3000);
+        let acks_wanted = self.ledger.acks() + acks;
         let moment = Duration::from_micros(self.random.within(0..20_000));
         let stop = Arc::new(AtomicBool::new(false));
         let ledger = Arc::clone(&self.ledger);
