@@ -28,6 +28,18 @@ struct Trial {
     random: Random,
     /// Epochs that were seen last.
     epochs: HashMap<Partition, u32>,
+    seen: Seen,
+}
+
+/// What the starts after the kills have met: it tells whether the rounds were worth their time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Batches that only the arena had.
+    adopted_batches: u64,
+    /// Starts that had to wait for writes of the dead process.
+    waited: u64,
+    /// Starts that found a torn end of the log.
+    torn: u64,
 }
 
 impl Trial {
@@ -39,6 +51,7 @@ impl Trial {
             topics,
             random: Random(random.next()),
             epochs: HashMap::new(),
+            seen: Seen::default(),
         };
         let broker = trial.home.start();
         run(create_topics(&broker.broker, &trial.topics));
@@ -47,9 +60,12 @@ impl Trial {
 
     /// Kills the broker at a random moment under load.
     fn kill_under_load(&mut self, broker: Broker) {
-        let plans = Plan::all(&self.topics, &mut self.random);
+        let (plans, acks) = match self.random.one_in(3) {
+            true => (Plan::large(&self.topics, &mut self.random), self.random.within(1..150)),
+            false => (Plan::all(&self.topics, &mut self.random), self.random.within(1..3000)),
+        };
         let address = broker.broker.clone();
-        let acks_wanted = self.ledger.acks() + self.random.within(1..3000);
+        let acks_wanted = self.ledger.acks() + acks;
         let moment = Duration::from_micros(self.random.within(0..20_000));
         let stop = Arc::new(AtomicBool::new(false));
         let ledger = Arc::clone(&self.ledger);
@@ -75,6 +91,16 @@ impl Trial {
         });
     }
 
+    /// Starts a broker on what the last one left.
+    fn start(&mut self) -> Broker {
+        let broker = self.home.start();
+        let log = broker.log();
+        self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
+        self.seen.waited += u64::from(log.contains("waits for the writes"));
+        self.seen.torn += u64::from(log.contains("Torn"));
+        broker
+    }
+
     fn check(&self, broker: &Broker, may_miss: MayMiss) -> HashMap<Partition, Read> {
         run(check(&broker.broker, &self.ledger, may_miss))
     }
@@ -88,7 +114,7 @@ fn rounds(default: u64) -> u64 {
 fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker) -> Broker) {
     let mut random = Random::announced(test);
     let mut left = rounds;
-    let mut acks = [0; 3];
+    let (mut acks, mut lost, mut seen) = ([0; 3], 0, Seen::default());
     while left > 0 {
         let (mut trial, mut broker) = Trial::new(&mut random);
         for _ in 0..left.min(ROUNDS_PER_HOME) {
@@ -97,18 +123,22 @@ fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker)
             eprintln!("{test}: {} of {rounds} rounds, {} acks here", rounds - left, trial.ledger.acks());
         }
         broker.kill();
+        lost += trial.ledger.lost();
+        seen.adopted_batches += trial.seen.adopted_batches;
+        seen.waited += trial.seen.waited;
+        seen.torn += trial.seen.torn;
         for (sum, count) in acks.iter_mut().zip(trial.ledger.acks_by_level()) {
             *sum += count;
         }
     }
-    eprintln!("{test}: {rounds} rounds, acks at memory, flushed, synced: {acks:?}");
+    eprintln!("{test}: {rounds} rounds, acks at memory, flushed, synced: {acks:?}, lost: {lost}, {seen:?}");
 }
 
 #[test]
 fn a_kill_at_any_moment_loses_nothing_that_was_acked_at_any_level() {
     run_rounds("kill", rounds(4), |trial, broker| {
         trial.kill_under_load(broker);
-        let broker = trial.home.start();
+        let broker = trial.start();
         for (partition, read) in trial.check(&broker, MayMiss::Nothing) {
             assert_eq!((read.gaps, read.epoch), (vec![], 0), "{partition:?}");
         }
@@ -121,7 +151,7 @@ fn without_the_arena_only_unflushed_memory_acks_are_lost_and_the_gap_is_told() {
     run_rounds("kill and lose the arena", rounds(3), |trial, broker| {
         trial.kill_under_load(broker);
         trial.home.delete_arena();
-        let broker = trial.home.start();
+        let broker = trial.start();
         for (partition, read) in trial.check(&broker, MayMiss::Memory) {
             let before = trial.epochs.insert(partition.clone(), read.epoch).unwrap_or(0);
             assert!(read.epoch > before, "{partition:?}: epoch {before}, then {}", read.epoch);
@@ -139,7 +169,7 @@ fn a_kill_during_recovery_and_adoption_loses_nothing() {
             std::thread::sleep(Duration::from_millis(trial.random.within(0..300)));
             starting.kill();
         }
-        let broker = trial.home.start();
+        let broker = trial.start();
         for (partition, read) in trial.check(&broker, MayMiss::Nothing) {
             assert_eq!((read.gaps, read.epoch), (vec![], 0), "{partition:?}");
         }
@@ -164,7 +194,7 @@ fn kills_without_the_arena_in_mixed_order_never_give_an_offset_twice() {
                 trial.home.delete_arena();
             }
         }
-        let broker = trial.home.start();
+        let broker = trial.start();
         trial.check(&broker, if lost { MayMiss::Memory } else { MayMiss::Nothing });
         // What comes now must not land on offsets that were acked before, lost or not.
         let plans = Plan::all(&trial.topics, &mut trial.random);

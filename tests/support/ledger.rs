@@ -76,6 +76,7 @@ pub struct Ledger {
     partitions: Mutex<HashMap<Partition, PartitionLedger>>,
     /// Acks by level.
     acks: [AtomicU64; 3],
+    lost: AtomicU64,
 }
 
 impl Ledger {
@@ -119,6 +120,16 @@ impl Ledger {
     /// Acks so far at `memory`, `flushed`, `synced`.
     pub fn acks_by_level(&self) -> [u64; 3] {
         self.acks.each_ref().map(|acks| acks.load(Ordering::Relaxed))
+    }
+
+    /// What was acked or seen has been lost by right.
+    pub fn note_lost(&self, records: usize) {
+        self.lost.fetch_add(records as u64, Ordering::Relaxed);
+    }
+
+    /// Records lost by right so far.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// All partitions that something was sent to, in order.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use ringmain_core::ids::Durability;
 use ringmain_core::limits::RECORD_BYTES_MAX;
-use ringmain_wire::client::{Client, ClientConfig, NewTopic, ProducerConfig};
+use ringmain_wire::ErrorCode;
+use ringmain_wire::client::{Client, ClientConfig, ClientError, NewTopic, ProducerConfig};
 use ringmain_wire::record::NewRecord;
 
 use super::ledger::{Ledger, Partition};
@@ -56,6 +57,20 @@ impl Plan {
         }
         plans
     }
+
+    /// Large records only, so that the disk has many large writes in flight at any moment.
+    pub fn large(topics: &[(String, u32)], random: &mut Random) -> Vec<Self> {
+        let mut plans = Self::all(topics, random);
+        for plan in &mut plans {
+            (plan.sizes, plan.records_max) = (Sizes::Large, 30);
+        }
+        plans
+    }
+}
+
+/// Whether the broker has taken a record but not in time, or has not taken it because it is busy.
+fn is_passing(error: &ClientError) -> bool {
+    matches!(error.code(), Some(ErrorCode::SERVER_BUSY | ErrorCode::TIMED_OUT))
 }
 
 /// A client that does not try again, and does not wait for long.
@@ -118,6 +133,7 @@ pub async fn produce(broker: String, plan: Plan, ledger: Arc<Ledger>, stop: Arc<
         deliveries.spawn(async move {
             match delivery.await {
                 Ok(delivered) => ledger.ack(&partition, id, level, &delivered),
+                Err(error) if is_passing(&error) => {}
                 Err(_) => broken.store(true, Ordering::Relaxed),
             }
         });

@@ -102,8 +102,8 @@ pub async fn read_topic(client: &Client, topic: &str, partitions: &[u32]) -> BTr
     reads
 }
 
-fn compare(partition: &Partition, ledger: &Ledger, read: &Read, may_miss: MayMiss) {
-    ledger.with(partition, |ledger| {
+fn compare(partition: &Partition, all: &Ledger, read: &Read, may_miss: MayMiss) {
+    all.with(partition, |ledger| {
         let what = format!("{partition:?}");
         // No record that was not sent; none twice; the order of each producer.
         let mut last: HashMap<u32, u64> = HashMap::new();
@@ -133,6 +133,7 @@ fn compare(partition: &Partition, ledger: &Ledger, read: &Read, may_miss: MayMis
             let behind = ledger.acked.range(first..).count();
             assert_eq!(behind, lost.len(), "{what}: acked records behind the lost offset {first} are there");
         }
+        all.note_lost(lost.len());
         for offset in &lost {
             ledger.acked.remove(offset);
         }
