@@ -89,6 +89,8 @@ pub(crate) struct Shard {
     pub(crate) receive_freed: Broadcast,
     /// Connections that wait for receive memory.
     pub(crate) receive_waiting: Cell<usize>,
+    /// One connection at a time may have more than there is, so that frames that wait for each other come to an end.
+    pub(crate) receive_exceeded: Cell<bool>,
     pub(crate) copies: Rc<Copies>,
     pub(crate) flush_wanted: Signal,
     pub(crate) memory_freed: Broadcast,

@@ -412,6 +412,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         receive_bytes: Cell::new(0),
         receive_freed: Broadcast::default(),
         receive_waiting: Cell::new(0),
+        receive_exceeded: Cell::new(false),
         copies: Rc::default(),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
