@@ -38,10 +38,10 @@ impl RecyclePool {
         Ok(file)
     }
 
-    /// Makes a file of `bytes` for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
-    /// left for the roll to find.
+    /// Makes a file of `bytes` for the next segment ahead of need, unless there is one or the disk is nearly full: a roll then only
+    /// renames it.
     pub(crate) async fn prepare(&self, bytes: u64) -> Result<(), FileError> {
-        if !self.files.borrow().is_empty() {
+        if !self.files.borrow().is_empty() || !self.has_plenty(bytes) {
             return Ok(());
         }
         let path = self.next_path();
@@ -58,6 +58,11 @@ impl RecyclePool {
         sync_dir(&self.dir).await?;
         self.files.borrow_mut().push(path);
         Ok(())
+    }
+
+    /// Whether the disk has room for several times `bytes`: what is left of a nearly full one is for deleting topics.
+    fn has_plenty(&self, bytes: u64) -> bool {
+        rustix::fs::statvfs(&self.dir).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 4 >= bytes)
     }
 
     fn next_path(&self) -> PathBuf {

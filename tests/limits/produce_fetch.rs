@@ -48,7 +48,7 @@ fn a_batch_that_is_wrong_gets_its_code_and_its_neighbours_are_stored() {
             bytes[130] ^= 1;
             bytes
         }),
-        ("ends that fall", ErrorCode::INVALID_BATCH, resealed(&good, |bytes| put(bytes, entries, 11))),
+        ("ends that fall", ErrorCode::INVALID_BATCH, resealed(&good, |bytes| put(bytes, entries, 12))),
         ("an end past the body", ErrorCode::INVALID_BATCH, resealed(&good, |bytes| put(bytes, entries + 20, 12))),
         (
             "a last end before the body's",

@@ -216,6 +216,13 @@ fn as_nobody(place: &Place) -> Option<(Command, std::path::PathBuf)> {
         eprintln!("skipped: needs root and setpriv");
         return None;
     }
+    let can = Command::new("prlimit").args(["--memlock=unlimited", "true"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        eprintln!(
+            "skipped: this root may not raise the limit of locked memory, which another user needs to get that far"
+        );
+        return None;
+    }
     // Where the other user can reach it.
     let binary = place.dir.path().join("ringmain");
     fs::copy(BINARY, &binary).unwrap();

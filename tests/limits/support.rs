@@ -160,7 +160,8 @@ impl Broker {
         let mut client = self.client();
         let request = CreateTopicRequest { partitions, ..CreateTopicRequest::new(name) };
         match client.ask(&Request::CreateTopic(request)) {
-            Response::Topic(made) => made.topic,
+            // The answer is the master's; which shard has what, only the broker knows.
+            Response::Topic(_) => client.metadata(&[name]).topics.remove(0),
             other => panic!("{other:?}"),
         }
     }
