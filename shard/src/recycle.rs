@@ -31,7 +31,14 @@ impl RecyclePool {
             remove(path).await?;
         }
         let recycled = self.files.borrow_mut().pop();
-        let Some(recycled) = recycled else { return LogFile::create(path, bytes).await };
+        let Some(recycled) = recycled else {
+            let made = LogFile::create(path, bytes).await;
+            if made.is_err() {
+                // It has taken what room there was, which deleting topics needs. The error says what matters.
+                let _ = remove(path).await;
+            }
+            return made;
+        };
         rename(&recycled, path).await?;
         let file = LogFile::open(path).await?;
         file.reserve(bytes).await?;
