@@ -3,10 +3,15 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
+use ringmain_core::limits::SEGMENT_BYTES_MIN;
+
 use crate::files::{FileError, LogFile, remove, rename, sync_dir};
 
 /// Dead files that a shard keeps; more are removed.
 const POOL_MAX: usize = 4;
+/// What a whole segment leaves free on the disk: for the catalog, the master's store and the small segment that a start on
+/// a full disk makes, so that topics can be deleted.
+const RESERVE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// The pool of one shard. Its files are named `recycled-N.free` in the shard's directory.
 pub(crate) struct RecyclePool {
@@ -26,12 +31,17 @@ impl RecyclePool {
 
     /// A locked file at `path`, recycled if there is one, with room for its first `bytes`.
     pub(crate) async fn take(&self, path: &Path, bytes: u64) -> Result<LogFile, FileError> {
+        let kept = if bytes >= SEGMENT_BYTES_MIN { RESERVE_BYTES } else { 0 };
         // Left by a roll that did not come to its end; recovery has decided that it holds nothing.
         if path.exists() {
             remove(path).await?;
         }
         let recycled = self.files.borrow_mut().pop();
         let Some(recycled) = recycled else {
+            if self.free_bytes().is_some_and(|free| free < bytes + kept) {
+                let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
+                return Err(FileError::Io { action: "reserve space for", path: path.to_owned(), source });
+            }
             let made = LogFile::create(path, bytes).await;
             if made.is_err() {
                 // It has taken what room there was, which deleting topics needs. The error says what matters.
@@ -69,7 +79,12 @@ impl RecyclePool {
 
     /// Whether the disk has room for several times `bytes`: what is left of a nearly full one is for deleting topics.
     fn has_plenty(&self, bytes: u64) -> bool {
-        rustix::fs::statvfs(&self.dir).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) / 4 >= bytes)
+        self.free_bytes().is_some_and(|free| free / 4 >= bytes)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.dir).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 
     fn next_path(&self) -> PathBuf {

@@ -126,7 +126,9 @@ fn a_disk_filled_by_others_is_over_when_they_make_room() {
     });
     assert_all_there(&broker, &topic, &ledger);
     // Full again, and stopped so: the next start finds everything.
-    rustix::fs::fallocate(&hog, rustix::fs::FallocateFlags::empty(), 0, 180 << 20).unwrap();
+    let disk = rustix::fs::statvfs(mount.path()).unwrap();
+    let nearly_all = disk.f_bavail * disk.f_frsize - (20 << 20);
+    rustix::fs::fallocate(&hog, rustix::fs::FallocateFlags::empty(), 0, nearly_all).unwrap();
     produce_until_full(&broker, &topic, Durability::Memory, &mut ledger);
     let mut broker = broker;
     broker.assert_well();
