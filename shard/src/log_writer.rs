@@ -26,7 +26,7 @@ use crate::extent_image::ExtentImage;
 use crate::files::{FileError, LogFile, WriteBuffer, sync_dir};
 use crate::flush::synced_up_to;
 use crate::metrics::ShardMetrics;
-use crate::recycle::RecyclePool;
+use crate::recycle::{RecyclePool, make_whole};
 use crate::runtime::{spawn_joined, spawn_local};
 use crate::shard::Shard;
 use crate::signal::Broadcast;
@@ -319,7 +319,7 @@ impl LogWriter {
     pub(crate) async fn reserve_open(&self, shard: &Rc<Shard>) -> Result<(), String> {
         while self.unreserved.get() && !shard.stopping.get() {
             let file = self.file.borrow().clone().ok_or("no segment is open")?;
-            match file.reserve(self.segment_bytes).await {
+            match make_whole(&file, self.segment_bytes).await {
                 Ok(()) => {
                     self.unreserved.set(false);
                     shard.disk_full.set(false);

@@ -31,17 +31,13 @@ impl RecyclePool {
 
     /// A locked file at `path`, recycled if there is one, with room for its first `bytes`.
     pub(crate) async fn take(&self, path: &Path, bytes: u64) -> Result<LogFile, FileError> {
-        let kept = if bytes >= SEGMENT_BYTES_MIN { RESERVE_BYTES } else { 0 };
         // Left by a roll that did not come to its end; recovery has decided that it holds nothing.
         if path.exists() {
             remove(path).await?;
         }
         let recycled = self.files.borrow_mut().pop();
         let Some(recycled) = recycled else {
-            if self.free_bytes().is_some_and(|free| free < bytes + kept) {
-                let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
-                return Err(FileError::Io { action: "reserve space for", path: path.to_owned(), source });
-            }
+            check_room(path, bytes)?;
             let made = LogFile::create(path, bytes).await;
             if made.is_err() {
                 // It has taken what room there was, which deleting topics needs. The error says what matters.
@@ -79,12 +75,7 @@ impl RecyclePool {
 
     /// Whether the disk has room for several times `bytes`: what is left of a nearly full one is for deleting topics.
     fn has_plenty(&self, bytes: u64) -> bool {
-        self.free_bytes().is_some_and(|free| free / 4 >= bytes)
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        let disk = rustix::fs::statvfs(&self.dir).ok()?;
-        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+        free_bytes(&self.dir).is_some_and(|free| free / 4 >= bytes)
     }
 
     fn next_path(&self) -> PathBuf {
@@ -104,6 +95,30 @@ impl RecyclePool {
         self.files.borrow_mut().push(to);
         Ok(())
     }
+}
+
+/// Makes `file` a whole segment of `bytes`, unless that would take the last room of the disk: an allocation that fails
+/// keeps what it got.
+pub(crate) async fn make_whole(file: &LogFile, bytes: u64) -> Result<(), FileError> {
+    if file.bytes()? < bytes {
+        check_room(file.path(), bytes)?;
+    }
+    file.reserve(bytes).await
+}
+
+/// Whether the disk has room for a file of `bytes` at `path`, and for the reserve if it is a whole segment.
+fn check_room(path: &Path, bytes: u64) -> Result<(), FileError> {
+    let kept = if bytes >= SEGMENT_BYTES_MIN { RESERVE_BYTES } else { 0 };
+    if path.parent().and_then(free_bytes).is_some_and(|free| free < bytes + kept) {
+        let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        return Err(FileError::Io { action: "reserve space for", path: path.to_owned(), source });
+    }
+    Ok(())
+}
+
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(dir).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 fn number_of(path: &Path) -> Option<u64> {

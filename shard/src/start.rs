@@ -31,6 +31,7 @@ use crate::life::Life;
 use crate::log_reader::LogReader;
 use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of, write_bytes};
 use crate::panic_mark::{self, PanicMark};
+use crate::recycle::make_whole;
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
@@ -302,7 +303,7 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
         }
         NextPlace::Continue(open) => {
             let file = LogFile::open(&life.dir.join(file_name(open.segment))).await.map_err(text)?;
-            match file.reserve(life.segment_bytes).await {
+            match make_whole(&file, life.segment_bytes).await {
                 Err(error) if error.is_full() => unreserved = true,
                 reserved => reserved.map_err(text)?,
             }
