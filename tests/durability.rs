@@ -3,6 +3,8 @@
 //!
 //! `RINGMAIN_KILL_ROUNDS` sets the number of rounds of each loop, `RINGMAIN_SEED` replays the choices of one.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod support;
 
 use std::collections::HashMap;

@@ -1,5 +1,7 @@
 //! `ringmain topic`, `produce` and `consume` against a real broker: what goes in comes out.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod support;
 
 use std::collections::BTreeMap;

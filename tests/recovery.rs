@@ -1,6 +1,8 @@
 //! Starts of every kind on what an earlier broker left: after a clean stop, after a kill, with other settings, on a copy,
 //! with an arena of another life, beside a broker that still runs.
 
+#![allow(clippy::unwrap_used, reason = "test code")]
+
 mod support;
 
 use std::path::{Path, PathBuf};
