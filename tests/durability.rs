@@ -3,7 +3,7 @@
 //!
 //! `RINGMAIN_KILL_ROUNDS` sets the number of rounds of each loop, `RINGMAIN_SEED` replays the choices of one.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! `ringmain topic`, `produce` and `consume` against a real broker: what goes in comes out.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

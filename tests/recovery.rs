@@ -1,7 +1,7 @@
 //! Starts of every kind on what an earlier broker left: after a clean stop, after a kill, with other settings, on a copy,
 //! with an arena of another life, beside a broker that still runs.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -1,6 +1,8 @@
 //! Rules of the tree that no compiler checks: which crate may know which, what files may say, and that the documents name
 //! only what exists. Think about the layering before you change a rule here.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -90,6 +90,12 @@ impl Acks {
         !self.pending.is_empty()
     }
 
+    /// Waits that no flush has taken.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending.values().map(Vec::len).sum()
+    }
+
     /// Waits that are not over.
     #[must_use]
     pub const fn waiting(&self) -> usize {

@@ -74,7 +74,8 @@ impl ShardStore {
         let mut slices: Vec<Slice> = Vec::new();
         let (mut bytes, mut next_offset) = (0, offset);
         for span in partition.spans.iter().skip(first) {
-            if bytes >= bytes_max || span.base_offset >= visible {
+            // The first batch is taken whatever the budget, so that no reader gets stuck.
+            if bytes > 0 && bytes >= bytes_max || span.base_offset >= visible {
                 break;
             }
             let taken = take_from_span(memory, span, next_offset, bytes_max - bytes, bytes == 0, visible);

@@ -13,6 +13,7 @@ mod disk_header;
 pub mod extent;
 pub mod fetch;
 pub mod flush;
+pub mod gather;
 pub mod ids;
 pub mod index;
 pub mod limits;

@@ -15,7 +15,10 @@
 //! - A recycled segment holds lower sequences; a segment made twice (its first life died in the roll) names the
 //!   incarnation that made it.
 
+mod assemble;
 pub mod cases;
+mod reader;
+mod rebuild;
 mod sealed;
 mod segments;
 mod state;
@@ -33,6 +36,7 @@ use crate::log::{LogStart, NextPlace};
 use crate::segment::SegmentHeader;
 
 pub use cases::{Case, CaseSeen};
+pub use rebuild::{RebuiltFooter, rebuild_footer};
 
 /// The segment files of one shard log, to be read while nobody writes them.
 pub trait SegmentSource {

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringmain_core::ids::TopicId;
-use ringmain_core::limits::{ADMIN_REQUESTS_MAX, APPLY_TIMEOUT_MS, BROKER_TOPICS_MAX, SHARD_PARTITIONS_MAX};
+use ringmain_core::limits::{
+    ADMIN_REQUESTS_MAX, APPLY_TIMEOUT_MS, BROKER_TOPICS_MAX, SHARD_PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX,
+};
 use ringmain_core::topic::{TopicChange, TopicError, TopicInfo, check_name, place_partitions};
 use ringmain_wire::ErrorCode;
 use ringmain_wire::topic::CreateTopicRequest;
@@ -71,6 +73,8 @@ impl ServiceError {
     #[must_use]
     pub const fn code(&self) -> ErrorCode {
         match self {
+            // As the frame that carries such a name is answered.
+            Self::Invalid(TopicError::Name(name)) if name.len() > TOPIC_NAME_BYTES_MAX => ErrorCode::TOO_LARGE,
             Self::Invalid(_) => ErrorCode::BAD_REQUEST,
             Self::Exists(_) => ErrorCode::TOPIC_EXISTS,
             Self::NotFound(_) => ErrorCode::TOPIC_NOT_FOUND,

@@ -1,7 +1,7 @@
 //! The broker: opens the data directory, starts one executor per shard, and is the face of all that to the binary.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use ringmain_core::limits::{ARENA_BYTES_MIN, EXTENT_BYTES_MAX, SHARDS_MAX, SLAB_
 use ringmain_core::topic::TopicInfo;
 
 use crate::admin::AdminService;
+use crate::arena::{ArenaError, ArenaIdentity, arena_bytes, arena_path, check_room};
 use crate::catalog::Catalog;
 use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::control::{BrokerControl, Placements};
@@ -107,6 +108,12 @@ pub enum StartError {
         /// What they need.
         needs: u64,
     },
+    /// The memory filesystem has too little room.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// The host can't be told from others.
+    #[error("can't tell which boot and data directory this is: {0}")]
+    Identity(std::io::Error),
     /// A shard could not recover.
     #[error("shard {shard}: {reason}")]
     Shard {
@@ -180,6 +187,9 @@ impl Broker {
         };
         preflight::check(&preflight).map_err(StartError::Preflight)?;
         let slabs = slabs_of(config.memory_bytes, shards)?;
+        if let ArenaChoice::Dir(dir) = &config.arena {
+            check_room_for_arenas(dir, &data_dir, slabs)?;
+        }
         let (catalog, topics) = Catalog::open(&data_dir.catalog_path())?;
         let listeners = bind(config, shards)?;
         let shard_config = Arc::new(shard_config(config, &listeners));
@@ -405,6 +415,21 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
         flush_interval: config.flush_interval,
         sync_interval: config.sync_interval,
     }
+}
+
+/// Whether the memory filesystem has room for the arenas of all shards: each of them looks for itself only, and takes its
+/// pages bit by bit. Arenas that the process before left are there already.
+fn check_room_for_arenas(dir: &Path, data_dir: &DataDir, slabs: usize) -> Result<(), StartError> {
+    let bytes = arena_bytes(u32::try_from(slabs).unwrap_or(u32::MAX));
+    let mut needs = 0;
+    for shard in (0..data_dir.shards()).map(ShardId) {
+        let identity =
+            ArenaIdentity::of(data_dir.path(), data_dir.log_id(shard), shard).map_err(StartError::Identity)?;
+        if !arena_path(dir, &identity).exists() {
+            needs += bytes;
+        }
+    }
+    Ok(check_room(dir, needs)?)
 }
 
 /// The CPUs that this process may use.

@@ -389,28 +389,42 @@ struct Receive {
     filled: usize,
     /// Bytes of the shard's receive budget that the buffer holds.
     budget: usize,
+    /// It has what is beyond the shard's budget.
+    exceeds: bool,
 }
 
 impl Receive {
     fn new() -> Self {
-        Self { bytes: vec![0; RECEIVE_BYTES_MIN], filled: 0, budget: 0 }
+        Self { bytes: vec![0; RECEIVE_BYTES_MIN], filled: 0, budget: 0, exceeds: false }
     }
 
-    /// Makes room for a frame of `bytes`, from the shard's budget.
-    async fn grow(&mut self, shard: &Shard, bytes: usize) {
-        if self.bytes.len() >= bytes {
-            return;
-        }
-        let more = bytes - RECEIVE_BYTES_MIN - self.budget;
+    /// Whether more room is needed to go on with a frame of `frame` bytes.
+    fn is_short_for(&self, frame: usize) -> bool {
+        frame > self.bytes.len() && (self.bytes.len() == RECEIVE_BYTES_MIN || self.filled == self.bytes.len())
+    }
+
+    /// Makes room to go on with a frame of `frame` bytes, from the shard's budget: for four times of what the client
+    /// has sent of it, since a size is quickly said.
+    ///
+    /// Frames that have some of the budget and wait for more might so wait for each other; one of them at a time gets
+    /// what it needs beyond the budget.
+    async fn grow(&mut self, shard: &Shard, frame: usize) {
         let _waiting = Waiting::new(&shard.receive_waiting);
-        while shard.receive_bytes.get() + more > SHARD_RECEIVE_BYTES_MAX {
+        let mut wanted = frame.min(SMALL_FRAME_BYTES.max(self.filled * 4));
+        while shard.receive_bytes.get() + wanted - self.bytes.len() > SHARD_RECEIVE_BYTES_MAX {
+            if self.exceeds || !shard.receive_exceeded.replace(true) {
+                self.exceeds = true;
+                wanted = frame;
+                break;
+            }
             shard.receive_freed.wait().await;
         }
+        let more = wanted - self.bytes.len();
         shard.receive_bytes.set(shard.receive_bytes.get() + more);
         self.budget += more;
         // Exact, since a vector that grows by itself may take twice as much.
-        self.bytes.reserve_exact(bytes - self.bytes.len());
-        self.bytes.resize(bytes, 0);
+        self.bytes.reserve_exact(more);
+        self.bytes.resize(wanted, 0);
     }
 
     /// When others wait for memory, a grown buffer is given up between two frames, so that all get their turn.
@@ -427,6 +441,9 @@ impl Receive {
         if self.budget > 0 {
             shard.receive_bytes.set(shard.receive_bytes.get() - self.budget);
             self.budget = 0;
+            if std::mem::take(&mut self.exceeds) {
+                shard.receive_exceeded.set(false);
+            }
             shard.receive_freed.raise();
         }
         self.bytes = Vec::new();
@@ -453,16 +470,18 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
         // The whole frame that is being received, once its size is known.
         let partial = receive.frame_at(0)?;
         if let Some(frame) = partial
-            && frame > receive.bytes.len()
+            && receive.is_short_for(frame)
         {
+            let asked = shard.clock.monotonic();
             let wanted = shard.clock.timeout(Duration::from_millis(FRAME_TIMEOUT_MS), receive.grow(shard, frame)).await;
             wanted.ok_or(Fault::NoMemory)?;
             // The wait was the broker's, not the client's.
-            begun = None;
+            let waited = shard.clock.monotonic().saturating_sub(asked);
+            begun = begun.map(|begun| begun + waited);
         }
         // Of a large frame just the rest is read, so that nothing has to be moved behind it.
         let room = match partial {
-            Some(frame) if frame > SMALL_FRAME_BYTES => frame,
+            Some(frame) if frame > SMALL_FRAME_BYTES => frame.min(receive.bytes.len()),
             _ => receive.bytes.len(),
         };
         let now = shard.clock.monotonic();

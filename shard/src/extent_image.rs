@@ -1,6 +1,5 @@
 //! The bytes of one extent on their way to the device, in buffers of the size of one write.
 
-use ringmain_core::crc::Crc32c;
 use ringmain_core::limits::WRITE_BYTES;
 
 use crate::files::WriteBuffer;
@@ -29,12 +28,6 @@ impl ExtentImage {
             at += count;
             from = &from[count..];
         }
-    }
-
-    /// Copies and takes into a CRC.
-    pub(crate) fn put_summed(&mut self, at: usize, from: &[u8], crc: &mut Crc32c) {
-        crc.update(from);
-        self.put(at, from);
     }
 
     /// Zeros `from..to`.

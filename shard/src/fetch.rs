@@ -244,7 +244,7 @@ impl Attempt {
         let memory_bytes = self.fetched.bytes;
         for (at, memory_from) in disk {
             let left = budget.saturating_sub(self.fetched.bytes);
-            if left == 0 {
+            if left == 0 && self.fetched.bytes > 0 {
                 break;
             }
             let partition = &request.partitions[at];

@@ -45,6 +45,9 @@ enum Due {
 /// The flusher's task; ends when the shard stops and all is flushed and synced, or when the log fails.
 pub(crate) async fn run(shard: Rc<Shard>) {
     let mut after: Option<PartitionKey> = None;
+    if let Err(error) = shard.log.reserve_open(&shard).await {
+        shard.fail_log(&error);
+    }
     loop {
         if shard.log_failed.get() {
             return;
@@ -69,6 +72,8 @@ fn next_look(shard: &Shard) -> Duration {
     let oldest = shard.store.borrow_mut().oldest_unplanned_ms();
     let now = shard.clock.monotonic();
     match oldest {
+        // It may hold a group back, for a tick at most.
+        Some(_) if shard.acks.borrow().is_pending() => Duration::from_millis(1),
         Some(oldest) if !shard.log.is_full(IN_FLIGHT_BYTES_MAX) => {
             let due = Duration::from_millis(oldest) + shard.config.flush_interval;
             due.saturating_sub(now).max(Duration::from_millis(1))
@@ -100,7 +105,12 @@ fn what_is_due(shard: &Shard) -> Option<Due> {
     let acks = shard.acks.borrow();
     // One ack-driven extent at a time: the next group gathers meanwhile.
     let gathers = shard.log.ack_driven_in_flight() > 0 || (shard.log.is_syncing() && acks.all_pending_want_sync());
-    (acks.is_pending() && !gathers).then_some(Due::Waiters)
+    if !acks.is_pending() || gathers {
+        return None;
+    }
+    let held =
+        acks.all_pending_want_sync() && shard.gather.borrow_mut().holds_back(acks.pending(), shard.clock.exact());
+    (!held).then_some(Due::Waiters)
 }
 
 /// Plans the next extent and takes those who wait for it along, in one breath.
@@ -126,6 +136,9 @@ fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>) -> Option<(FlushPl
 async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<(), String> {
     let sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
     let layout = Layout::of_runs(&sizes);
+    if shard.log.is_unreserved() {
+        return Err("the disk is full".into());
+    }
     if !shard.log.has_room(layout.extent_bytes, plan.runs.len()) {
         shard.log.roll(shard).await?;
     }
@@ -138,7 +151,9 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
         let mut at = place as usize;
         for span in &run.spans {
             let bytes = span.bytes as usize;
-            image.put_summed(at, shard.memory.read(span.block.0, span.at as usize, bytes), &mut crc);
+            let batches = shard.memory.read(span.block.0, span.at as usize, bytes);
+            crc.update(batches);
+            image.put(at, batches);
             at += bytes;
             copied += bytes;
             if copied >= COPY_SLICE_BYTES {
@@ -249,7 +264,12 @@ fn sync_is_due(shard: &Shard) -> bool {
 
 /// An fdatasync covers the log up to `synced`.
 pub(crate) fn synced_up_to(shard: &Rc<Shard>, synced: Position) {
-    let released = shard.acks.borrow_mut().synced(synced);
+    let released = {
+        let mut acks = shard.acks.borrow_mut();
+        let released = acks.synced(synced);
+        shard.gather.borrow_mut().synced(released.acked.len(), acks.pending(), shard.clock.exact());
+        released
+    };
     {
         let mut store = shard.store.borrow_mut();
         for mark in &released.ends {

@@ -18,7 +18,7 @@ use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, Position, SegmentSe
 use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::limits::DISK_BLOCK_BYTES;
 use ringmain_core::log::{LogTail, SegmentEnd};
-use ringmain_core::segment::file_name;
+use ringmain_core::segment::{FIRST_EXTENT_AT, file_name};
 use ringmain_core::store::ShardStore;
 
 use crate::clock::{Clock, sleep};
@@ -87,15 +87,20 @@ pub(crate) struct LogWriterStart {
     pub(crate) index: LogIndex,
     /// The open segment's file, if the log goes on in it.
     pub(crate) file: Option<LogFile>,
+    /// The disk was too full to reserve all of it.
+    pub(crate) unreserved: bool,
     pub(crate) metrics: Arc<ShardMetrics>,
 }
 
 /// The writer of one shard log.
 pub(crate) struct LogWriter {
     dir: PathBuf,
+    segment_bytes: u64,
     tail: RefCell<LogTail>,
     pub(crate) index: RefCell<LogIndex>,
     file: RefCell<Option<LogFile>>,
+    /// The disk had no room for all of the open segment when this life began: no data goes into it before it has.
+    unreserved: Cell<bool>,
     /// Extents being written, in log order.
     writing: RefCell<VecDeque<Written>>,
     bytes_in_flight: Cell<u64>,
@@ -115,7 +120,9 @@ impl LogWriter {
     pub(crate) fn new(start: LogWriterStart) -> Self {
         start.metrics.segments.set(start.index.segments().count() as u64);
         Self {
-            recycle: RecyclePool::new(start.dir.clone(), start.segment_bytes),
+            recycle: RecyclePool::new(start.dir.clone()),
+            segment_bytes: start.segment_bytes,
+            unreserved: Cell::new(start.unreserved),
             dir: start.dir,
             tail: RefCell::new(start.tail),
             index: RefCell::new(start.index),
@@ -289,7 +296,7 @@ impl LogWriter {
         let checkpoint = checkpoint_of(&shard.store.borrow(), false, shard.clock.now_ms());
         self.seal_open().await.map_err(|error| error.to_string())?;
         loop {
-            match self.open_next(shard.clock.now_ms()).await {
+            match self.open_next(shard.clock.now_ms(), self.segment_bytes).await {
                 Ok(()) => break,
                 Err(error) if error.is_full() && !shard.stopping.get() => wait_for_space(shard, &error).await,
                 Err(error) => return Err(error.to_string()),
@@ -300,6 +307,29 @@ impl LogWriter {
         self.write_checkpoint(&checkpoint).await?;
         self.note_synced(&shard.clock);
         prepare_next(shard);
+        Ok(())
+    }
+
+    /// Whether the open segment still lacks room that it must have before data is written to it.
+    pub(crate) fn is_unreserved(&self) -> bool {
+        self.unreserved.get()
+    }
+
+    /// Waits until the disk has room for all of the open segment, or the shard stops.
+    pub(crate) async fn reserve_open(&self, shard: &Rc<Shard>) -> Result<(), String> {
+        while self.unreserved.get() && !shard.stopping.get() {
+            let file = self.file.borrow().clone().ok_or("no segment is open")?;
+            match file.reserve(self.segment_bytes).await {
+                Ok(()) => {
+                    self.unreserved.set(false);
+                    shard.disk_full.set(false);
+                    shard.metrics.disk_full.set(0);
+                    tracing::info!(shard = shard.id.0, "the disk has room again, produces are taken");
+                }
+                Err(error) if error.is_full() => wait_for_space(shard, &error).await,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
         Ok(())
     }
 
@@ -326,7 +356,20 @@ impl LogWriter {
             // A segment is sealed only when all of it is synced.
             self.sync().await?;
             self.seal_open().await.map_err(|error| error.to_string())?;
-            self.open_next(now_ms).await.map_err(|error| error.to_string())?;
+            self.unreserved.set(false);
+            let opened = match self.open_next(now_ms, self.segment_bytes).await {
+                // A full disk must not keep the broker from starting: fetches go on, and topics can be deleted.
+                Err(error) if error.is_full() => {
+                    tracing::error!(
+                        "the disk is full, this life begins with a segment that has room for little: {error}"
+                    );
+                    self.unreserved.set(true);
+                    // For this checkpoint, the one of a clean stop, and a footer.
+                    self.open_next(now_ms, FIRST_EXTENT_AT + 2 * u64::from(bytes) + 16 * DISK_BLOCK_BYTES as u64).await
+                }
+                opened => opened,
+            };
+            opened.map_err(|error| error.to_string())?;
         }
         self.write_checkpoint(checkpoint).await
     }
@@ -372,10 +415,10 @@ impl LogWriter {
     }
 
     /// Makes the next segment's file, recycled or new, with its header, and goes over to it.
-    async fn open_next(&self, now_ms: i64) -> Result<(), FileError> {
+    async fn open_next(&self, now_ms: i64, bytes: u64) -> Result<(), FileError> {
         let header = self.tail.borrow().next_segment_header(now_ms);
         let path = self.dir.join(file_name(header.segment));
-        let file = self.recycle.take(&path).await?;
+        let file = self.recycle.take(&path, bytes).await?;
         let mut block = WriteBuffer::new(DISK_BLOCK_BYTES);
         block.as_mut_slice().fill(0);
         let encoded = header.encode();
@@ -415,7 +458,7 @@ fn checkpoint_extent_bytes(checkpoint: &Checkpoint) -> u32 {
 fn prepare_next(shard: &Rc<Shard>) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
-        if let Err(error) = shard.log.recycle.prepare().await {
+        if let Err(error) = shard.log.recycle.prepare(shard.log.segment_bytes).await {
             tracing::warn!(shard = shard.id.0, "can't make a segment ahead of need: {error}");
         }
     });

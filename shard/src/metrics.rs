@@ -56,7 +56,7 @@ shard_metrics! {
     counter produced_records_total,
     /// Bytes of appended batches.
     counter produced_bytes_total,
-    /// Batches sent to consumers.
+    /// Bytes of batches sent to consumers.
     counter fetched_bytes_total,
     /// Bytes of fetches answered from blocks.
     counter fetched_memory_bytes_total,

@@ -11,43 +11,42 @@ const POOL_MAX: usize = 4;
 /// The pool of one shard. Its files are named `recycled-N.free` in the shard's directory.
 pub(crate) struct RecyclePool {
     dir: PathBuf,
-    segment_bytes: u64,
     files: RefCell<Vec<PathBuf>>,
     next: RefCell<u64>,
 }
 
 impl RecyclePool {
     /// A pool with what earlier lives left in the directory.
-    pub(crate) fn new(dir: PathBuf, segment_bytes: u64) -> Self {
+    pub(crate) fn new(dir: PathBuf) -> Self {
         let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
         let files: Vec<PathBuf> = entries.filter(|path| number_of(path).is_some()).collect();
         let next = files.iter().filter_map(|path| number_of(path)).max().map_or(0, |last| last + 1);
-        Self { dir, segment_bytes, files: RefCell::new(files), next: RefCell::new(next) }
+        Self { dir, files: RefCell::new(files), next: RefCell::new(next) }
     }
 
-    /// A locked file of a segment's size at `path`, recycled if there is one.
-    pub(crate) async fn take(&self, path: &Path) -> Result<LogFile, FileError> {
+    /// A locked file at `path`, recycled if there is one, with room for its first `bytes`.
+    pub(crate) async fn take(&self, path: &Path, bytes: u64) -> Result<LogFile, FileError> {
         // Left by a roll that did not come to its end; recovery has decided that it holds nothing.
         if path.exists() {
             remove(path).await?;
         }
         let recycled = self.files.borrow_mut().pop();
-        let Some(recycled) = recycled else { return LogFile::create(path, self.segment_bytes).await };
+        let Some(recycled) = recycled else { return LogFile::create(path, bytes).await };
         rename(&recycled, path).await?;
         let file = LogFile::open(path).await?;
-        file.reserve(self.segment_bytes).await?;
+        file.reserve(bytes).await?;
         Ok(file)
     }
 
-    /// Makes a file for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
+    /// Makes a file of `bytes` for the next segment ahead of need, unless there is one: a roll then only renames it. A full disk is
     /// left for the roll to find.
-    pub(crate) async fn prepare(&self) -> Result<(), FileError> {
+    pub(crate) async fn prepare(&self, bytes: u64) -> Result<(), FileError> {
         if !self.files.borrow().is_empty() {
             return Ok(());
         }
         let path = self.next_path();
         let made = async {
-            let file = LogFile::create(&path, self.segment_bytes).await?;
+            let file = LogFile::create(&path, bytes).await?;
             file.fdatasync().await?;
             file.close().await
         };

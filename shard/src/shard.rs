@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ringmain_core::acks::Acks;
 use ringmain_core::fetch::Slice;
+use ringmain_core::gather::Gather;
 use ringmain_core::ids::ShardId;
 use ringmain_core::limits::HOLD_MS_MAX;
 use ringmain_core::store::ShardStore;
@@ -65,6 +66,7 @@ pub(crate) struct Shard {
     pub(crate) store: RefCell<ShardStore>,
     pub(crate) acks: RefCell<Acks>,
     pub(crate) waits: RefCell<Waits>,
+    pub(crate) gather: RefCell<Gather>,
     pub(crate) routing: RefCell<Routing>,
     pub(crate) log: LogWriter,
     pub(crate) log_failed: Cell<bool>,
@@ -87,6 +89,8 @@ pub(crate) struct Shard {
     pub(crate) receive_freed: Broadcast,
     /// Connections that wait for receive memory.
     pub(crate) receive_waiting: Cell<usize>,
+    /// One connection at a time may have more than there is, so that frames that wait for each other come to an end.
+    pub(crate) receive_exceeded: Cell<bool>,
     pub(crate) copies: Rc<Copies>,
     pub(crate) flush_wanted: Signal,
     pub(crate) memory_freed: Broadcast,

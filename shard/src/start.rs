@@ -289,6 +289,7 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
         file.truncate(footer.place + footer.bytes.len() as u64).await.map_err(text)?;
         file.close().await.map_err(text)?;
     }
+    let mut unreserved = false;
     let file = match recovered.next {
         NextPlace::NewSegment(_) => {
             // The process before may have died between writing a footer and syncing it.
@@ -301,7 +302,10 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
         }
         NextPlace::Continue(open) => {
             let file = LogFile::open(&life.dir.join(file_name(open.segment))).await.map_err(text)?;
-            file.reserve(life.segment_bytes).await.map_err(text)?;
+            match file.reserve(life.segment_bytes).await {
+                Err(error) if error.is_full() => unreserved = true,
+                reserved => reserved.map_err(text)?,
+            }
             if let Some(header) = &recovered.rewrite_header {
                 let mut block = WriteBuffer::new(ringmain_core::limits::DISK_BLOCK_BYTES);
                 block.as_mut_slice().fill(0);
@@ -321,6 +325,7 @@ async fn open_log(life: &Life, recovered: Recovered, epoch: Epoch) -> Result<Log
         tail,
         index: recovered.index,
         file,
+        unreserved,
         metrics: Arc::clone(&life.metrics),
     }))
 }
@@ -378,6 +383,8 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         routing.put(topic);
     }
     life.metrics.arena_bytes.set(memory.store.blocks().bytes_max() as u64);
+    let disk_full = log.is_unreserved();
+    life.metrics.disk_full.set(u64::from(disk_full));
     Shard {
         id: life.id,
         config: life.config,
@@ -386,6 +393,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         store: RefCell::new(memory.store),
         acks: RefCell::new(Acks::default()),
         waits: RefCell::default(),
+        gather: RefCell::default(),
         routing: RefCell::new(routing),
         log,
         log_failed: Cell::new(false),
@@ -404,11 +412,12 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         receive_bytes: Cell::new(0),
         receive_freed: Broadcast::default(),
         receive_waiting: Cell::new(0),
+        receive_exceeded: Cell::new(false),
         copies: Rc::default(),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),
-        disk_full: Cell::new(false),
+        disk_full: Cell::new(disk_full),
         stopping: Cell::new(false),
         reclaim_wanted: Cell::new(false),
         reclaiming: Cell::new(false),

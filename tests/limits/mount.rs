@@ -15,7 +15,7 @@ impl Mount {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("mounted");
         std::fs::create_dir(&at).unwrap();
-        Self::mount(dir, &at, Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]))
+        Self::made(dir, &at, Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]))
     }
 
     /// An ext4 in a file of so many bytes.
@@ -28,10 +28,10 @@ impl Mount {
             eprintln!("skipped: mkfs.ext4 does not work here");
             return None;
         }
-        Self::mount(dir, &at, Command::new("mount").args(["-o", "loop"]).arg(&image))
+        Self::made(dir, &at, Command::new("mount").args(["-o", "loop"]).arg(&image))
     }
 
-    fn mount(dir: tempfile::TempDir, at: &Path, command: &mut Command) -> Option<Self> {
+    fn made(dir: tempfile::TempDir, at: &Path, command: &mut Command) -> Option<Self> {
         if !runs(command.arg(at)) {
             eprintln!("skipped: mounting is not allowed here (needs root)");
             return None;

@@ -86,7 +86,7 @@ fn a_batch_that_is_wrong_gets_its_code_and_its_neighbours_are_stored() {
         }
     }
     broker.assert_well();
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
 }
 
@@ -134,7 +134,7 @@ fn a_payload_that_is_wrong_is_refused_as_a_whole() {
     assert!(most.iter().all(|outcome| outcome.code.is_ok()));
     let (outcomes, _) = client.fetch(fetch_request(topic.topic_id, 0, 0, 0));
     assert_eq!(outcomes[0].log_end.0, PRODUCE_BATCHES_MAX as u64, "something refused was stored");
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
 }
 
@@ -202,7 +202,7 @@ fn a_fetch_that_asks_for_too_much_or_the_wrong_thing_gets_its_code() {
     }
     let unknown = Request::Offsets(OffsetsRequest { topic_id: TopicId(987_654), partitions: Vec::new() });
     assert_eq!(client.refused(&unknown, &[]).code, ErrorCode::TOPIC_NOT_FOUND);
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
 }
 
@@ -221,7 +221,7 @@ fn a_longer_wait_than_allowed_is_cut_and_does_not_outlive_its_client() {
         wait_for("all are parked", || (broker.metric("ringmain_parked_fetches") == 200.0).then_some(()));
         // Long polls of others do not keep a produce from the shared hops.
         let healthy = Healthy::start_on(&broker, &format!("beside-{wrong_port}"));
-        healthy.finish(Duration::from_secs(5));
+        healthy.finish(Duration::from_secs(15));
         drop(clients);
         wait_for("none is parked any more", || (broker.metric("ringmain_parked_fetches") == 0.0).then_some(()));
         wait_for("the connections are gone", || (broker.metric("ringmain_connections") <= 2.0).then_some(()));

@@ -48,7 +48,7 @@ fn a_second_process_on_the_same_data_directory_is_refused_and_the_first_goes_on(
     let healthy = Healthy::start(&broker);
     let line = refusal(&mut place.serve(1, "32MiB"));
     assert_says(&line, &["in use", &place.data().display().to_string()]);
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
 }
 
@@ -69,7 +69,7 @@ fn a_second_process_on_the_same_port_is_refused_and_the_first_goes_on() {
         command.args(["--direct-port-base", "0", "--shards", "1", "--memory", "32MiB"]);
         assert_says(&refusal(&mut command), &["in use", &address.to_string()]);
     }
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
     // Nothing that was refused is in the way of a start.
     other.start(1, "32MiB").stop();
@@ -223,7 +223,8 @@ fn as_nobody(place: &Place) -> Option<(Command, std::path::PathBuf)> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
         chown(path, Some(65534), Some(65534)).unwrap();
     }
-    let mut command = Command::new("setpriv");
+    let mut command = Command::new("prlimit");
+    command.args(["--memlock=unlimited", "setpriv"]);
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--ambient-caps=-all"]);
     Some((command, binary))
 }
@@ -246,7 +247,7 @@ fn too_low_a_limit_of_locked_memory_is_told_with_how_to_raise_it() {
 fn a_data_directory_of_another_user_is_told() {
     let place = used();
     let Some((mut command, binary)) = as_nobody(&place) else { return };
-    command.arg("prlimit").arg("--memlock=unlimited").arg(binary);
+    command.arg(binary);
     serve_args(&mut command, &place);
     let line = refusal(&mut command);
     assert_says(&line, &[&place.data().display().to_string(), "ermission denied"]);

@@ -86,6 +86,6 @@ fn wrong_topics_are_refused_alike_by_frames_command_line_and_http() {
     let huge = format!("{{\"name\":\"{}\"}}", "x".repeat(100 * 1024));
     assert_eq!(http(broker.master_http, "POST", "/api/v1/topics", Some(&huge)).0, 413);
     broker.assert_well();
-    healthy.finish(Duration::from_secs(5));
+    healthy.finish(Duration::from_secs(15));
     broker.stop();
 }

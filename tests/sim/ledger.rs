@@ -128,21 +128,19 @@ impl Ledger {
             let known = |seen: &Seen| partition.batches.contains(seen);
             assert!(seen.iter().all(known), "{key}: records that nobody sent: {seen:?}");
             assert!(seen.is_sorted_by(|a, b| a.next <= b.base), "{key}: out of order");
-        } else {
-            let prefix = partition.batches.get(..seen.len());
-            assert_eq!(prefix, Some(seen), "{key}: what is left is not a prefix of what was appended");
-            let end = seen.last().map_or(Offset(0), |last| last.next);
-            let all = partition.batches.last().map_or(Offset(0), |last| last.next);
-            let promised = match worst {
-                None | Some(Crash::Kill) => all,
-                Some(Crash::ArenaLost) => partition.flushed_end,
-                Some(Crash::Power) => partition.synced_end,
-            };
-            assert!(
-                end >= promised,
-                "{key}: {worst:?} lost acked records: left up to {end}, promised up to {promised}"
-            );
+            // What a damaged page hides now may be found again later.
+            return;
         }
+        let prefix = partition.batches.get(..seen.len());
+        assert_eq!(prefix, Some(seen), "{key}: what is left is not a prefix of what was appended");
+        let end = seen.last().map_or(Offset(0), |last| last.next);
+        let all = partition.batches.last().map_or(Offset(0), |last| last.next);
+        let promised = match worst {
+            None | Some(Crash::Kill) => all,
+            Some(Crash::ArenaLost) => partition.flushed_end,
+            Some(Crash::Power) => partition.synced_end,
+        };
+        assert!(end >= promised, "{key}: {worst:?} lost acked records: left up to {end}, promised up to {promised}");
         self.lost += (partition.batches.len() - seen.len()) as u64;
         partition.batches = seen.to_vec();
         let end = seen.last().map_or(Offset(0), |last| last.next);

@@ -16,16 +16,14 @@ use ringmain_core::flush::{FlushPlan, FlushScope};
 use ringmain_core::ids::{
     Durability, Epoch, ExtentSequence, Incarnation, LogId, Offset, PartitionKey, Position, SegmentSequence,
 };
-use ringmain_core::index::{
-    ActiveIndex, FOOTER_PAGE_BYTES, IndexEntry, LogIndex, SealedIndex, SegmentIndex, encode_footer,
-};
+use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::log::{LogTail, NextPlace};
-use ringmain_core::recover::{Case, Recovered, RecoveredPartition, SegmentSource, recover};
+use ringmain_core::recover::{Case, Recovered, RecoveredPartition, recover};
 use ringmain_core::store::{AppendError, PartitionStart, ShardStore};
 
 use crate::arena::{SLABS, SimArena};
 use crate::disk::{Crashed, SimDisk, SyncTicket, WriteId};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Seen};
 use crate::rng::Rng;
 
 pub const LOG_ID: LogId = LogId(0xc0ffee);

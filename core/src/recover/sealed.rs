@@ -1,7 +1,8 @@
 //! Reading what a sealed segment says about itself: trailer, fences, newest checkpoint, pages.
 
+use super::reader::SegmentReader;
 use super::state::State;
-use super::walk::{Body, Chain, Judged, LogShape, SegmentReader, judge};
+use super::walk::{Body, Chain, Judged, LogShape, judge};
 use super::{RecoverError, SegmentSource, unsupported};
 use crate::ids::{Incarnation, LogId};
 use crate::index::{FOOTER_PAGE_BYTES, FooterError, IndexEntry, SealedIndex, Trailer};

@@ -1,11 +1,12 @@
 //! Reading one segment extent by extent, and looking past what is not whole.
 
 use super::cases::{Behind, CaseSeen, Finding, Verdict, decide};
-use super::{LostRange, ReadError, RecoverError, SegmentSource, unsupported};
+use super::reader::SegmentReader;
+use super::{LostRange, RecoverError, SegmentSource, unsupported};
 use crate::checkpoint::Checkpoint;
 use crate::crc::crc32c;
 use crate::extent::{EXTENT_HEADER_BYTES, ExtentError, ExtentHeader, ExtentKind, RunEntry, decode_directory};
-use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Position, SegmentSequence};
+use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Position};
 use crate::limits::DISK_BLOCK_BYTES;
 use crate::segment::{FIRST_EXTENT_AT, position_of};
 
@@ -17,75 +18,6 @@ const SEARCH_AHEAD_BYTES: usize = 1024 * 1024;
 const AHEAD_LARGE_BYTES: usize = 16 * 1024;
 /// From this size on an extent counts as large.
 const LARGE_BYTES: u32 = 64 * 1024;
-/// Tries of a read that the device refuses.
-const READ_TRIES: usize = 3;
-
-/// Reads one segment through a window.
-pub(super) struct SegmentReader<'a, S> {
-    source: &'a mut S,
-    pub(super) segment: SegmentSequence,
-    pub(super) file_bytes: u64,
-    window: Vec<u8>,
-    window_at: u64,
-}
-
-impl<'a, S: SegmentSource> SegmentReader<'a, S> {
-    pub(super) fn open(source: &'a mut S, segment: SegmentSequence) -> Result<Self, RecoverError> {
-        let file_bytes = source.file_bytes(segment).map_err(|error| RecoverError::Read { segment, error })?;
-        Ok(Self { source, segment, file_bytes, window: Vec::new(), window_at: 0 })
-    }
-
-    /// The bytes at `place`, a multiple of 4096; `None` when they reach past the file or the device can't read them.
-    /// `ahead` is how much to read at once if a read is needed. The caller bounds `bytes`.
-    pub(super) fn bytes(&mut self, place: u64, bytes: usize, ahead: usize) -> Result<Option<&[u8]>, RecoverError> {
-        let Some(left) = self.file_bytes.checked_sub(place) else { return Ok(None) };
-        if left < bytes as u64 {
-            return Ok(None);
-        }
-        let within = place.checked_sub(self.window_at).map(|from| from as usize);
-        let held = within.is_some_and(|from| from + bytes <= self.window.len());
-        if !held {
-            let wanted = bytes.next_multiple_of(DISK_BLOCK_BYTES);
-            let ahead = ahead.max(wanted).min(usize::try_from(left).unwrap_or(usize::MAX));
-            if !self.fill(place, ahead)? {
-                let mut tries = 0;
-                while !self.fill(place, wanted)? {
-                    tries += 1;
-                    if tries == READ_TRIES {
-                        return Ok(None);
-                    }
-                }
-            }
-        }
-        let from = (place - self.window_at) as usize;
-        Ok(self.window.get(from..from + bytes))
-    }
-
-    /// Fills the window from `place`. False when the device can't read.
-    fn fill(&mut self, place: u64, bytes: usize) -> Result<bool, RecoverError> {
-        self.window.resize(bytes.next_multiple_of(DISK_BLOCK_BYTES), 0);
-        self.window_at = place;
-        let mut filled = 0;
-        while filled < self.window.len() {
-            match self.source.read(self.segment, place + filled as u64, &mut self.window[filled..]) {
-                Ok(more) => {
-                    filled += more;
-                    // Only the end of the file cuts a read within a block.
-                    if more == 0 || !filled.is_multiple_of(DISK_BLOCK_BYTES) {
-                        break;
-                    }
-                }
-                Err(ReadError::Unreadable) => {
-                    self.window.clear();
-                    return Ok(false);
-                }
-                Err(error) => return Err(RecoverError::Read { segment: self.segment, error }),
-            }
-        }
-        self.window.truncate(filled);
-        Ok(true)
-    }
-}
 
 /// The log that is read.
 #[derive(Clone, Copy, Debug)]
@@ -273,7 +205,7 @@ impl<'r, 'a, S: SegmentSource> Walk<'r, 'a, S> {
         }
         let chain = self.out.chain;
         let mut found = Vec::new();
-        let mut at = place + BLOCK;
+        let mut at = place;
         while at < self.reader.file_bytes.min(self.log.segment_bytes) {
             let header = match self.reader.bytes(at, DISK_BLOCK_BYTES, SEARCH_AHEAD_BYTES)? {
                 Some(bytes) => ExtentHeader::decode(bytes).ok(),
@@ -282,7 +214,7 @@ impl<'r, 'a, S: SegmentSource> Walk<'r, 'a, S> {
             if let Some(header) = header.filter(|header| header.log_id == self.log.log_id) {
                 self.out.incarnation_seen = self.out.incarnation_seen.max(header.incarnation);
                 self.out.epoch_seen = self.out.epoch_seen.max(header.epoch);
-                if is_of_life(&header, self.log, self.position(at), &chain) {
+                if at > place && is_of_life(&header, self.log, self.position(at), &chain) {
                     found.push(Found {
                         place: at,
                         sequence: header.sequence,

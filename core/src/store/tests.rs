@@ -58,7 +58,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(all, only, bytes_max)| Op::Plan { all, only, bytes_max }),
         4 => Just(Op::Complete),
         2 => Just(Op::Sync),
-        5 => (0usize..4, 0u64..40, 1usize..60_000, any::<bool>())
+        5 => (0usize..4, 0u64..40, prop_oneof![1 => Just(0usize), 9 => 1usize..60_000], any::<bool>())
             .prop_map(|(key, back, bytes_max, synced_only)| Op::Fetch { key, back, bytes_max, synced_only }),
         3 => Just(Op::Release),
         2 => Just(Op::Evict),

@@ -344,6 +344,56 @@ fn an_extent_behind_a_cut_stays_dead_when_the_new_life_is_damaged() {
 }
 
 #[test]
+fn the_next_life_is_higher_than_any_seen_also_a_stillborn_one() {
+    let mut writer = Writer::new();
+    writer.blocks(1);
+    let mut writer = Writer::start(writer.files, 3);
+    // Its first checkpoint is torn: header whole, body not.
+    let checkpoint = writer.written[0].clone();
+    writer.files.zero(&checkpoint, 64, 200);
+    let recovered = writer.files.recover().unwrap();
+    assert_eq!(recovered.last_incarnation, Incarnation(1));
+    assert_eq!(recovered.next_incarnation, Incarnation(3));
+    assert_eq!(recovered.epoch, Epoch(3), "nor is its epoch used again");
+}
+
+#[test]
+fn a_damaged_page_is_made_again_while_the_log_runs() {
+    let mut writer = rolled();
+    let footer_at = writer.written[1].end() as usize;
+    let whole = writer.files.files[&SegmentSequence(0)].clone();
+    writer.files.files.get_mut(&SegmentSequence(0)).unwrap()[footer_at + 100] ^= 1;
+    let rebuilt = rebuild_footer(&mut writer.files, LOG_ID, SEGMENT_BYTES, SegmentSequence(0)).unwrap().unwrap();
+    assert_eq!(rebuilt.repair.place, footer_at as u64);
+    assert_eq!(rebuilt.repair.bytes, whole[footer_at..]);
+    assert!(rebuilt.lost.is_empty() && rebuilt.index.len() == 1);
+}
+
+#[test]
+fn an_old_extent_in_place_of_a_lost_one_does_not_follow_damage() {
+    let mut writer = Writer::new();
+    let torn = writer.blocks(1);
+    writer.blocks(1);
+    let old = writer.blocks(1);
+    writer.files.zero(&torn, 0, 64);
+    // The next life: a checkpoint where the torn extent was, then one that is synced, then one where `old` stands.
+    let mut writer = Writer::start(writer.files, 1);
+    let damaged = writer.blocks(1);
+    writer.sync();
+    let lost = writer.data_in_flight(&[(0, 10, 3000)]);
+    assert_eq!((lost.segment, lost.place), (old.segment, old.place));
+    let proof = writer.data_in_flight(&[(0, 10, 3000)]);
+    // `proof` knows `damaged` as synced, so reading goes on behind it: where the sequence of `old` would do.
+    writer.files.zero(&damaged, 0, 64);
+    put_back(&mut writer.files, &lost, &old.bytes);
+    assert!(old.header().sequence > damaged.header().sequence && proof.header().synced_position.0 == old.place);
+    let recovered = writer.files.recover().unwrap();
+    assert_eq!(recovered.flushed.0, old.place);
+    let mut index = recovered.index;
+    assert_eq!(index.active_mut(SegmentSequence(0)).unwrap().len(), 0);
+}
+
+#[test]
 fn a_recycled_segment_gives_nothing_of_its_old_content() {
     let mut writer = Writer::new();
     for _ in 0..10 {
