@@ -2,7 +2,6 @@
 //! ledger of what was sent and acked, producers that fill the ledger, and the reading back that is compared with it.
 
 #![allow(dead_code, reason = "each test file uses its own part of this")]
-#![allow(clippy::unwrap_used, reason = "test code")]
 
 pub mod broker;
 pub mod ledger;
