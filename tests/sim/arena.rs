@@ -81,11 +81,13 @@ impl BlockMemory for SimArena {
     }
 }
 
+type Row = Vec<OnceCell<Box<[u8]>>>;
+
 /// Copies that live as long as the arena: a reference into bytes that others write needs unsafe code.
 #[derive(Default)]
 struct Copies {
     /// Row `n` has room for 64 << n copies.
-    rows: [OnceCell<Vec<OnceCell<Box<[u8]>>>>; 20],
+    rows: [OnceCell<Row>; 20],
     count: Cell<usize>,
 }
 
