@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::broker::{Broker, Dying, Home, Launched};
+use support::broker::{Broker, Home};
 use support::ledger::{Ledger, Partition};
 use support::load::{Plan, create_topics, produce, produce_all};
 use support::random::Random;
@@ -31,10 +31,6 @@ struct Trial {
     /// Epochs that were seen last.
     epochs: HashMap<Partition, u32>,
     seen: Seen,
-    /// The broker that was killed last, until the next one is ready.
-    dying: Option<Dying>,
-    /// The next one, if it was started at once.
-    launched: Option<Launched>,
 }
 
 /// What the starts after the kills have met: it tells whether the rounds were worth their time.
@@ -58,17 +54,14 @@ impl Trial {
             random: Random(random.next()),
             epochs: HashMap::new(),
             seen: Seen::default(),
-            dying: None,
-            launched: None,
         };
         let broker = trial.home.start();
         run(create_topics(&broker.broker, &trial.topics));
         (trial, broker)
     }
 
-    /// Kills the broker at a random moment under load. When the next one is to start `at_once`, it does so while the kernel
-    /// still ends the writes of this one.
-    fn kill_under_load(&mut self, broker: Broker, at_once: bool) {
+    /// Kills the broker at a random moment under load.
+    fn kill_under_load(&mut self, broker: Broker) {
         let (plans, acks) = match self.random.one_in(3) {
             true => (Plan::large(&self.topics, &mut self.random), self.random.within(1..150)),
             false => (Plan::all(&self.topics, &mut self.random), self.random.within(1..3000)),
@@ -92,12 +85,8 @@ impl Trial {
                 }
             }
             tokio::time::sleep(moment).await;
-            let dying = broker.kill_without_waiting();
+            broker.kill();
             stop.store(true, Ordering::Relaxed);
-            self.dying = Some(dying);
-            if at_once {
-                self.launched = Some(self.home.launch(&[]));
-            }
             while let Some(done) = tasks.join_next().await {
                 done.unwrap();
             }
@@ -106,19 +95,12 @@ impl Trial {
 
     /// Starts a broker on what the last one left.
     fn start(&mut self) -> Broker {
-        let broker = self.launch().ready().unwrap_or_else(|refused| panic!("the broker did not start: {refused:?}"));
-        if let Some(dying) = self.dying.take() {
-            dying.reap();
-        }
+        let broker = self.home.start();
         let log = broker.log();
         self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
         self.seen.waited += u64::from(log.contains("waits for the writes"));
         self.seen.torn += u64::from(log.contains("Torn"));
         broker
-    }
-
-    fn launch(&mut self) -> Launched {
-        self.launched.take().unwrap_or_else(|| self.home.launch(&[]))
     }
 
     fn check(&self, broker: &Broker, may_miss: MayMiss) -> HashMap<Partition, Read> {
@@ -157,7 +139,7 @@ fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker)
 #[test]
 fn a_kill_at_any_moment_loses_nothing_that_was_acked_at_any_level() {
     run_rounds("kill", rounds(4), |trial, broker| {
-        trial.kill_under_load(broker, true);
+        trial.kill_under_load(broker);
         let broker = trial.start();
         for (partition, read) in trial.check(&broker, MayMiss::Nothing) {
             assert_eq!((read.gaps, read.epoch), (vec![], 0), "{partition:?}");
@@ -169,7 +151,7 @@ fn a_kill_at_any_moment_loses_nothing_that_was_acked_at_any_level() {
 #[test]
 fn without_the_arena_only_unflushed_memory_acks_are_lost_and_the_gap_is_told() {
     run_rounds("kill and lose the arena", rounds(3), |trial, broker| {
-        trial.kill_under_load(broker, false);
+        trial.kill_under_load(broker);
         trial.home.delete_arena();
         let broker = trial.start();
         for (partition, read) in trial.check(&broker, MayMiss::Memory) {
@@ -183,9 +165,9 @@ fn without_the_arena_only_unflushed_memory_acks_are_lost_and_the_gap_is_told() {
 #[test]
 fn a_kill_during_recovery_and_adoption_loses_nothing() {
     run_rounds("kill during recovery", rounds(2), |trial, broker| {
-        trial.kill_under_load(broker, true);
+        trial.kill_under_load(broker);
         for _ in 0..trial.random.within(1..6) {
-            let starting = trial.launch();
+            let starting = trial.home.launch(&[]);
             std::thread::sleep(Duration::from_millis(trial.random.within(0..300)));
             starting.kill();
         }
@@ -200,7 +182,7 @@ fn a_kill_during_recovery_and_adoption_loses_nothing() {
 #[test]
 fn kills_without_the_arena_in_mixed_order_never_give_an_offset_twice() {
     run_rounds("mixed", rounds(2), |trial, broker| {
-        trial.kill_under_load(broker, false);
+        trial.kill_under_load(broker);
         let lost = trial.random.one_in(2);
         if lost {
             trial.home.delete_arena();

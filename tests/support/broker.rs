@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{LIMIT, wait_for};
@@ -172,21 +171,9 @@ impl Broker {
         self.process.kill();
     }
 
-    /// `kill -9`; gives back as soon as the process does nothing more by itself. The kernel still has its writes, locks
-    /// and threads to end then.
-    pub fn kill_without_waiting(self) -> Dying {
-        self.process.signal(Signal::KILL);
-        let stat = format!("/proc/{}/stat", self.process.child.id());
-        wait_for("the death of a process", || {
-            let stat = std::fs::read_to_string(&stat).unwrap();
-            stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X']).then_some(())
-        });
-        Dying(self.process)
-    }
-
     /// SIGTERM, which must end in exit code 0.
     pub fn stop(mut self) {
-        self.process.signal(Signal::TERM);
+        self.process.terminate();
         let status = self.process.wait();
         assert_eq!(status.code(), Some(0), "{status}; the log:\n{}", self.process.log());
     }
@@ -238,16 +225,6 @@ impl Broker {
     }
 }
 
-/// A process that was killed and is not waited for yet.
-pub struct Dying(Process);
-
-impl Dying {
-    /// Waits until nothing is left of it.
-    pub fn reap(mut self) {
-        self.0.kill();
-    }
-}
-
 /// The lines that come out of a process, for waiting with a limit.
 pub fn lines_of(out: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, lines) = channel();
@@ -287,8 +264,9 @@ impl Process {
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
     fn wait(&mut self) -> ExitStatus {
