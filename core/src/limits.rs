@@ -56,6 +56,9 @@ pub const SHARD_RECEIVE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of replies that are copies (read from disk, or from another shard) and wait for their clients, for each shard:
 /// eight of the largest fetches.
 pub const SHARD_COPY_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Replies that are copies and that one connection may have at once, one while others wait: one is on its way out, the
+/// next ones are being read.
+pub const CONNECTION_COPIES_MAX: usize = 4;
 /// When memory of receive buffers or replies is short, what a client has held for longer than this is taken from it by
 /// closing its connection.
 pub const HOLD_MS_MAX: u64 = 2_000;

@@ -18,7 +18,7 @@ use ringmain_core::limits::{
 };
 use ringmain_wire::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameError, FrameView, frame_bytes};
 
-use crate::copies::{Copied, Waiting};
+use crate::copies::{Copied, Taker, Waiting};
 use crate::dispatch;
 use crate::net::Stream;
 use crate::runtime::{spawn_local, yield_if_needed};
@@ -254,6 +254,7 @@ impl Connection {
             shard.release(&outgoing.parts);
         }
         self.out_bytes.set(0);
+        shard.copies.forget(Taker::Client(self.id));
         self.writer_wanted.raise();
         self.drained.raise();
         for parked in self.parked.take() {

@@ -17,7 +17,7 @@ use ringmain_wire::fetch::{
 
 use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
-use crate::copies::Copied;
+use crate::copies::{Copied, Taker};
 use crate::fetch_hop;
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
@@ -121,7 +121,11 @@ pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client
         let mut attempt = Attempt::from_memory(shard, request);
         let disk = std::mem::take(&mut attempt.disk);
         if !disk.is_empty() {
-            attempt.read_disk(shard, request, disk, parked_before).await;
+            let taker = client.map_or(Taker::Hop, |client| Taker::Client(client.id));
+            // Nothing is read for a client that has gone.
+            if !client.is_some_and(|client| client.is_closed()) {
+                attempt.read_disk(shard, request, disk, parked_before, taker).await;
+            }
         }
         let left = due.saturating_sub(shard.clock.exact());
         let gone = client.is_some_and(|client| client.is_closed());
@@ -236,11 +240,11 @@ impl Attempt {
         request: &FetchRequest,
         disk: Vec<(usize, Offset)>,
         was_tail: bool,
+        taker: Taker,
     ) {
-        let budget = budget(request);
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
-        // A batch that is larger than the budget is read nevertheless.
-        let mut copied = shard.copies.reserve(budget.max(BATCH_BYTES_MAX)).await;
+        let Some(mut copied) = shard.copies.reserve(taker, copy_bytes_max(request)).await else { return };
+        let budget = budget(request);
         let memory_bytes = self.fetched.bytes;
         for (at, memory_from) in disk {
             let left = budget.saturating_sub(self.fetched.bytes);
@@ -303,6 +307,11 @@ impl Fetched {
 /// all must fit one frame.
 fn budget(request: &FetchRequest) -> usize {
     (request.bytes_max as usize).min(FETCH_BYTES_MAX - BATCH_BYTES_MAX)
+}
+
+/// What the copies of one answer may take: a batch that is larger than the budget is read nevertheless.
+pub(crate) fn copy_bytes_max(request: &FetchRequest) -> usize {
+    budget(request).max(BATCH_BYTES_MAX)
 }
 
 fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {

@@ -16,8 +16,8 @@ use ringmain_wire::fetch::{FetchRequest, FetchedPartitionOutcome};
 use ringmain_wire::message::ErrorResponse;
 
 use crate::connection::{Connection, Part};
-use crate::copies::Waiting;
-use crate::fetch::{Fetched, ParkedGuard, answer, fetch_here, is_enough};
+use crate::copies::{Taker, Waiting};
+use crate::fetch::{Fetched, ParkedGuard, answer, copy_bytes_max, fetch_here, is_enough};
 use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
@@ -47,7 +47,8 @@ pub(crate) async fn fetch_there(
     loop {
         // Its answer would find no room otherwise.
         connection.reply_room().await;
-        drop(shard.copies.reserve(0).await);
+        let taker = Taker::Client(connection.id);
+        let Some(mut copied) = shard.copies.reserve(taker, copy_bytes_max(&request)).await else { return };
         let (outcomes, payload) = match hop(shard, owner, &request).await {
             Ok(found) => found,
             Err(error) => return refuse(shard, connection, correlation_id, error),
@@ -56,11 +57,12 @@ pub(crate) async fn fetch_there(
         let over = left.is_zero() || connection.is_closed() || shard.stopping.get();
         if over || is_enough(&request, &outcomes, payload.len()) {
             let bytes = payload.len();
-            let copied = Some(shard.copies.take(bytes));
+            copied.shrink_to(bytes);
+            let copied = (bytes > 0).then_some(copied);
             let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
             return answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, copied });
         }
-        drop(payload);
+        drop((payload, copied));
         let _parked = ParkedGuard::new(shard);
         future::or(watch(shard, owner, &outcomes, left), gone.wait()).await;
     }

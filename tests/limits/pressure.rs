@@ -117,23 +117,22 @@ fn clients_that_never_read_are_closed_when_others_need_the_memory() {
     fill(&broker, &topic, 80);
     let healthy = Healthy::start(&broker);
     let watch = Watch::start(&broker);
-    // From disk and from memory.
-    let mut silent: Vec<Client> = (0..24).map(|_| broker.client()).collect();
+    // From disk and from memory; those from disk are more than there is memory for one copy each.
+    let mut silent: Vec<Client> = (0..64).map(|_| broker.client()).collect();
     for (number, client) in silent.iter_mut().enumerate() {
         let offset = if number % 2 == 0 { 0 } else { 70 };
         for _ in 0..200 {
             client.request(&Request::Fetch(largest_fetch(&topic, offset)), &[]);
         }
     }
-    // A reader that does read gets everything, from disk, within a time.
-    let (mut reader, mut offset, began) = (broker.client(), 0, Instant::now());
+    // A reader that does read gets everything, from disk; each of its fetches is answered before its patience ends.
+    let (mut reader, mut offset) = (broker.client(), 0);
     while offset < 80 {
         let (outcomes, payload) = reader.fetch(largest_fetch(&topic, offset));
         assert!(outcomes[0].code.is_ok(), "{outcomes:?}");
         assert!(!records(&payload).is_empty());
         offset = outcomes[0].next_offset.0;
     }
-    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     wait_for("a reason", || broker.log().contains("unread replies hold memory that is short").then_some(()));
     broker.assert_well();
     watch.finish(32 * MIB);
