@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::broker::{Broker, Home};
+use support::broker::{Broker, Dying, Home};
 use support::ledger::{Ledger, Partition};
 use support::load::{Plan, create_topics, produce, produce_all};
 use support::random::Random;
@@ -24,6 +24,8 @@ const ROUNDS_PER_HOME: u64 = 8;
 
 /// A data directory with its ledger, over several lives of the broker.
 struct Trial {
+    /// The broker that was killed last, when nobody has waited for its end. Before the home, which it has its log in.
+    dying: Option<Dying>,
     home: Home,
     ledger: Arc<Ledger>,
     topics: Vec<(String, u32)>,
@@ -38,6 +40,8 @@ struct Trial {
 struct Seen {
     /// Batches that only the arena had.
     adopted_batches: u64,
+    /// Starts while the killed process was perhaps not gone yet.
+    at_once: u64,
     /// Starts that had to wait for writes of the dead process.
     waited: u64,
     /// Starts that found a torn end of the log.
@@ -48,6 +52,7 @@ impl Trial {
     fn new(random: &mut Random) -> (Self, Broker) {
         let topics = vec![("wide".to_owned(), 4), ("two".to_owned(), 2), ("one".to_owned(), 1)];
         let trial = Self {
+            dying: None,
             home: Home::default(),
             ledger: Arc::default(),
             topics,
@@ -85,7 +90,11 @@ impl Trial {
                 }
             }
             tokio::time::sleep(moment).await;
-            broker.kill();
+            // In half of the rounds the next broker starts at once, beside the dying one.
+            match self.random.one_in(2) {
+                true => self.dying = Some(broker.strike()),
+                false => broker.kill(),
+            }
             stop.store(true, Ordering::Relaxed);
             while let Some(done) = tasks.join_next().await {
                 done.unwrap();
@@ -95,7 +104,12 @@ impl Trial {
 
     /// Starts a broker on what the last one left.
     fn start(&mut self) -> Broker {
+        let dying = self.dying.take();
+        self.seen.at_once += u64::from(dying.is_some());
         let broker = self.home.start();
+        if let Some(dying) = dying {
+            dying.end();
+        }
         let log = broker.log();
         self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
         self.seen.waited += u64::from(log.contains("waits for the writes"));
@@ -127,6 +141,7 @@ fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker)
         broker.kill();
         lost += trial.ledger.lost();
         seen.adopted_batches += trial.seen.adopted_batches;
+        seen.at_once += trial.seen.at_once;
         seen.waited += trial.seen.waited;
         seen.torn += trial.seen.torn;
         for (sum, count) in acks.iter_mut().zip(trial.ledger.acks_by_level()) {

@@ -32,6 +32,10 @@ pub use self::identity::{Identity, IdentityError};
 /// A process that was just killed may need a moment to give its lock back.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(50);
+/// `PF_EXITING` of the kernel's task flags, as `/proc/PID/stat` shows them (include/linux/sched.h).
+const PROCESS_IS_EXITING: u64 = 0x4;
+/// SIGKILL's bit in the masks of `/proc/PID/status`.
+const SIGNAL_IS_KILL: u64 = 1 << 8;
 
 /// What is wanted of a data directory.
 #[derive(Clone, Debug)]
@@ -357,10 +361,20 @@ fn holder_of(file: &File) -> Option<u32> {
     std::str::from_utf8(&text[..bytes]).ok()?.trim().parse().ok()
 }
 
-/// Whether a process is there and not on its way out.
+/// Whether a process is there and not on its way out, as one is from the moment it was killed.
 fn is_alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the name, which is in brackets and may hold any character.
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, Some('Z' | 'X') | None)
+    // State and flags follow the name, which is in brackets and may hold any character.
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace();
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    if matches!(state, Some("Z" | "X") | None) || flags & PROCESS_IS_EXITING != 0 {
+        return false;
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    pending.fold(0, |all, mask| all | mask) & SIGNAL_IS_KILL == 0
 }

@@ -171,6 +171,12 @@ impl Broker {
         self.process.kill();
     }
 
+    /// `kill -9` without waiting for its end: the next broker may start while the kernel still takes this one apart.
+    pub fn strike(mut self) -> Dying {
+        self.process.child.kill().unwrap();
+        Dying(self.process)
+    }
+
     /// SIGTERM, which must end in exit code 0.
     pub fn stop(mut self) {
         self.process.terminate();
@@ -222,6 +228,17 @@ impl Broker {
             (series.split('{').next() == Some(name)).then(|| value.parse::<f64>().unwrap() as u64)
         });
         values.sum()
+    }
+}
+
+/// A broker that was killed and may not be gone yet.
+pub struct Dying(Process);
+
+impl Dying {
+    /// Waits for its end, which must come from the kill.
+    pub fn end(mut self) {
+        let status = self.0.child.wait().unwrap();
+        assert_eq!(status.signal(), Some(9), "it had ended by itself with {status}; its log:\n{}", self.0.log());
     }
 }
 
