@@ -8,6 +8,7 @@ pub mod adopt;
 pub mod batch;
 pub mod block;
 pub mod checkpoint;
+pub mod codec;
 pub mod crc;
 mod disk_header;
 pub mod extent;
