@@ -220,3 +220,24 @@ fn kills_without_the_arena_in_mixed_order_never_give_an_offset_twice() {
         broker
     });
 }
+
+#[test]
+fn zeros_written_ahead_of_synced_records_never_cover_any() {
+    let mut random = Random::announced("zeros ahead");
+    let (mut trial, mut broker) = Trial::new(&mut random);
+    for _ in 0..2 {
+        // Small extents, each with a sync; then large ones that go over what was filled, while small ones go on.
+        let small = Plan::tiny_synced(&trial.topics, &mut trial.random);
+        assert!(run(produce_all(&broker.broker, small, &trial.ledger)) > 0);
+        assert!(broker.metric("ringmain_filled_bytes_total") > 0);
+        let mut both = Plan::tiny_synced(&trial.topics, &mut trial.random);
+        both.extend(Plan::large(&trial.topics, &mut trial.random));
+        for (number, plan) in both.iter_mut().enumerate() {
+            plan.producer = number as u32;
+        }
+        run(produce_all(&broker.broker, both, &trial.ledger));
+        broker.kill();
+        broker = trial.start();
+        trial.check(&broker, MayMiss::Nothing);
+    }
+}

@@ -37,6 +37,14 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub struct Taken(Vec<Waiter>);
 
+impl Taken {
+    /// Whether somebody among them waits for a sync.
+    #[must_use]
+    pub fn wants_sync(&self) -> bool {
+        self.0.iter().any(|waiter| waiter.level == Durability::Synced)
+    }
+}
+
 /// What one flush took, until it is synced.
 #[derive(Debug)]
 struct Batch {

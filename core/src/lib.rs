@@ -20,6 +20,7 @@ pub mod index;
 pub mod limits;
 pub mod log;
 pub mod offsets;
+pub mod prefill;
 pub mod recover;
 pub mod segment;
 pub mod store;

@@ -2,7 +2,8 @@
 
 use ringmain_core::limits::WRITE_BYTES;
 
-use crate::files::WriteBuffer;
+use crate::files::{FileError, LogFile, WriteBuffer};
+use crate::runtime::spawn_joined;
 
 /// An extent being put together. Every byte is written before it goes out: pooled buffers hold old data.
 pub(crate) struct ExtentImage {
@@ -44,6 +45,23 @@ impl ExtentImage {
     /// Size of the extent.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Writes all of it at `place`; the buffers go out side by side.
+    pub(crate) async fn write_to(self, file: &LogFile, place: u64) -> Result<(), FileError> {
+        let writes: Vec<_> = self
+            .into_writes()
+            .map(|(at, buffer)| {
+                let file = file.clone();
+                spawn_joined(async move { file.write_at(buffer, place + at).await })
+            })
+            .collect();
+        let mut result = Ok(());
+        for write in writes {
+            // Each is waited for: the kernel owns its buffer until then.
+            result = result.and(write.await);
+        }
+        result
     }
 
     /// The buffers with their places, counted from the extent's first byte.

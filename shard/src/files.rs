@@ -185,6 +185,18 @@ impl LogFile {
         Ok(file)
     }
 
+    /// The same, but the file stays empty: its size tells that none of its blocks was written.
+    ///
+    /// # Errors
+    /// As [`LogFile::create`].
+    pub async fn create_empty(path: &Path, bytes: u64) -> Result<Self, FileError> {
+        let file = Self::open_with(OpenOptions::new().read(true).write(true).create_new(true), path, "create").await?;
+        file.lock(FlockOperation::NonBlockingLockExclusive).await?;
+        mark_busy();
+        file.inner.file.pre_allocate(bytes, true).await.map_err(file.error("reserve space for"))?;
+        Ok(file)
+    }
+
     /// Opens an existing file to read and write, and locks it.
     ///
     /// # Errors

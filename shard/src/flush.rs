@@ -173,8 +173,11 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
 
     let marks = plan.marks();
     let sized = image.bytes() as u64;
+    let synced = taken.wants_sync();
+    shard.log.wait_for_fill(shard, layout.extent_bytes).await?;
     let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len())?;
     shard.acks.borrow_mut().placed(placed.end, marks, taken);
+    shard.log.fill_ahead(shard, &placed, synced);
     shard.metrics.extents_written_total.add(1);
     shard.metrics.runs_written_total.add(plan.runs.len() as u64);
     shard.metrics.run_bytes_total.add(plan.bytes as u64);

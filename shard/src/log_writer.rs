@@ -18,6 +18,7 @@ use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, Position, SegmentSe
 use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::limits::DISK_BLOCK_BYTES;
 use ringmain_core::log::{LogTail, SegmentEnd};
+use ringmain_core::prefill::Prefill;
 use ringmain_core::segment::{FIRST_EXTENT_AT, file_name};
 use ringmain_core::store::ShardStore;
 
@@ -27,7 +28,7 @@ use crate::files::{FileError, LogFile, WriteBuffer, sync_dir};
 use crate::flush::synced_up_to;
 use crate::metrics::ShardMetrics;
 use crate::recycle::{RecyclePool, make_whole};
-use crate::runtime::{spawn_joined, spawn_local};
+use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Broadcast;
 
@@ -61,19 +62,7 @@ impl PlacedExtent {
 
     async fn write_to(&self, metrics: &ShardMetrics) -> Result<(), String> {
         let image = self.image.borrow_mut().take().expect("an extent is written once");
-        let writes: Vec<_> = image
-            .into_writes()
-            .map(|(at, buffer)| {
-                let (file, place) = (self.file.clone(), self.place + at);
-                spawn_joined(async move { file.write_at(buffer, place).await })
-            })
-            .collect();
-        let mut result = Ok(());
-        for write in writes {
-            // Each is waited for: the kernel owns its buffer until then.
-            let written = write.await.map_err(|error| error.to_string());
-            result = result.and(written);
-        }
+        let result = image.write_to(&self.file, self.place).await.map_err(|error| error.to_string());
         metrics.device_bytes_written_total.add(self.bytes);
         result
     }
@@ -107,6 +96,7 @@ pub(crate) struct LogWriter {
     ack_driven: Cell<usize>,
     next_is_ack_driven: Cell<bool>,
     syncing: Cell<bool>,
+    prefill: RefCell<Prefill>,
     /// The newest segment that has its footer.
     sealed: Cell<Option<SegmentSequence>>,
     last_sync: Cell<Duration>,
@@ -119,7 +109,10 @@ pub(crate) struct LogWriter {
 impl LogWriter {
     pub(crate) fn new(start: LogWriterStart) -> Self {
         start.metrics.segments.set(start.index.segments().count() as u64);
+        // What lies behind the end of the last life counts as not written.
+        let written_bytes = start.tail.open_segment().map_or(0, |open| open.place);
         Self {
+            prefill: RefCell::new(Prefill::new(written_bytes)),
             recycle: RecyclePool::new(start.dir.clone()),
             segment_bytes: start.segment_bytes,
             unreserved: Cell::new(start.unreserved),
@@ -161,7 +154,7 @@ impl LogWriter {
 
     /// Nothing is being written or synced.
     pub(crate) fn is_idle(&self) -> bool {
-        self.writing.borrow().is_empty() && !self.syncing.get()
+        self.writing.borrow().is_empty() && !self.syncing.get() && !self.prefill.borrow().is_filling()
     }
 
     pub(crate) fn is_syncing(&self) -> bool {
@@ -224,6 +217,42 @@ impl LogWriter {
             image: RefCell::new(Some(image)),
             bytes,
         })
+    }
+
+    /// Waits until no zeros are being written where the next extent of `extent_bytes` goes. Called by the flusher, right
+    /// before [`LogWriter::place`].
+    pub(crate) async fn wait_for_fill(&self, shard: &Shard, extent_bytes: u32) -> Result<(), String> {
+        loop {
+            let place = self.tail.borrow().open_segment().map_or(0, |open| open.place);
+            if !self.prefill.borrow().must_wait(place + u64::from(extent_bytes)) {
+                return Ok(());
+            }
+            if shard.log_failed.get() {
+                return Err("the log has failed".into());
+            }
+            self.progress.wait().await;
+        }
+    }
+
+    /// Starts to write zeros ahead, if that makes the syncs of extents like this one cheaper.
+    pub(crate) fn fill_ahead(&self, shard: &Rc<Shard>, placed: &PlacedExtent, synced: bool) {
+        let extent = placed.place..placed.place + placed.bytes;
+        let range = self.prefill.borrow_mut().placed(extent, synced, self.segment_bytes);
+        let Some(range) = range else { return };
+        let (shard, file) = (Rc::clone(shard), placed.file.clone());
+        spawn_local(async move {
+            let bytes = (range.end - range.start) as usize;
+            let mut zeros = ExtentImage::new(bytes);
+            zeros.zero(0, bytes);
+            match zeros.write_to(&file, range.start).await {
+                Ok(()) => shard.log.prefill.borrow_mut().filled(),
+                Err(error) => shard.fail_log(&error.to_string()),
+            }
+            shard.metrics.device_bytes_written_total.add(bytes as u64);
+            shard.metrics.filled_bytes_total.add(bytes as u64);
+            shard.log.progress.raise();
+            shard.flush_wanted.raise();
+        });
     }
 
     /// Keeps what the completion of a data extent means.
@@ -418,7 +447,7 @@ impl LogWriter {
     async fn open_next(&self, now_ms: i64, bytes: u64) -> Result<(), FileError> {
         let header = self.tail.borrow().next_segment_header(now_ms);
         let path = self.dir.join(file_name(header.segment));
-        let file = self.recycle.take(&path, bytes).await?;
+        let (file, written_bytes) = self.recycle.take(&path, bytes).await?;
         let mut block = WriteBuffer::new(DISK_BLOCK_BYTES);
         block.as_mut_slice().fill(0);
         let encoded = header.encode();
@@ -427,6 +456,7 @@ impl LogWriter {
         self.metrics.device_bytes_written_total.add(DISK_BLOCK_BYTES as u64);
         file.fdatasync().await?;
         sync_dir(&self.dir).await?;
+        self.prefill.replace(Prefill::new(written_bytes));
         let segment = self.tail.borrow_mut().roll();
         self.index.borrow_mut().put(segment, SegmentIndex::Full(ActiveIndex::default()));
         let before = self.file.borrow_mut().replace(file);

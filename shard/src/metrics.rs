@@ -64,6 +64,8 @@ shard_metrics! {
     counter fetch_disk_read_bytes_total,
     /// Bytes read from disk for fetches that had been within memory when they began: a tail reader never causes any.
     counter tail_disk_read_bytes_total,
+    /// Bytes that filtered fetches looked at.
+    counter filtered_bytes_total,
     /// Bytes written to segment files: extents, checkpoints, footers, headers.
     counter device_bytes_written_total,
     /// Extents written.
@@ -74,6 +76,8 @@ shard_metrics! {
     counter run_bytes_total,
     /// Bytes of padding and directories in extents.
     counter extent_overhead_bytes_total,
+    /// Zeros written ahead of small synced extents; also in the device bytes.
+    counter filled_bytes_total,
     /// fdatasync calls on segment files.
     counter syncs_total,
     /// Records whose synced end moved by a sync.

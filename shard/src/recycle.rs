@@ -29,8 +29,9 @@ impl RecyclePool {
         Self { dir, files: RefCell::new(files), next: RefCell::new(next) }
     }
 
-    /// A locked file at `path`, recycled if there is one, with room for its first `bytes`.
-    pub(crate) async fn take(&self, path: &Path, bytes: u64) -> Result<LogFile, FileError> {
+    /// A locked file at `path`, recycled if there is one, with room for its first `bytes`; and how many of them were
+    /// written before.
+    pub(crate) async fn take(&self, path: &Path, bytes: u64) -> Result<(LogFile, u64), FileError> {
         // Left by a roll that did not come to its end; recovery has decided that it holds nothing.
         if path.exists() {
             remove(path).await?;
@@ -43,12 +44,14 @@ impl RecyclePool {
                 // It has taken what room there was, which deleting topics needs. The error says what matters.
                 let _ = remove(path).await;
             }
-            return made;
+            return made.map(|file| (file, 0));
         };
         rename(&recycled, path).await?;
         let file = LogFile::open(path).await?;
+        // A dead segment was cut behind its footer; one that was made ahead is empty.
+        let written_bytes = file.bytes()?.min(bytes);
         file.reserve(bytes).await?;
-        Ok(file)
+        Ok((file, written_bytes))
     }
 
     /// Makes a file of `bytes` for the next segment ahead of need, unless there is one or the disk is nearly full: a roll then only
@@ -59,7 +62,7 @@ impl RecyclePool {
         }
         let path = self.next_path();
         let made = async {
-            let file = LogFile::create(&path, bytes).await?;
+            let file = LogFile::create_empty(&path, bytes).await?;
             file.fdatasync().await?;
             file.close().await
         };

@@ -66,6 +66,15 @@ impl Plan {
         }
         plans
     }
+
+    /// Tiny records at `synced`: many small extents, each with its own sync.
+    pub fn tiny_synced(topics: &[(String, u32)], random: &mut Random) -> Vec<Self> {
+        let mut plans = Self::all(topics, random);
+        for plan in &mut plans {
+            (plan.level, plan.sizes, plan.records_max) = (Durability::Synced, Sizes::Tiny, 300);
+        }
+        plans
+    }
 }
 
 /// Whether the broker has taken a record but not in time, or has not taken it because it is busy.
