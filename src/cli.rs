@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringmain_core::ids::Durability;
+use ringmain_core::limits::TAG_BYTES_MAX;
 
 pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
 
@@ -180,6 +181,9 @@ pub struct ProduceArgs {
     /// Text between key and value; a line without it has no key.
     #[arg(long, value_name = "C", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub key_separator: Option<String>,
+    /// Give all records this tag.
+    #[arg(long, value_name = "TAG", value_parser = parse_tag)]
+    pub tag: Option<String>,
     /// When a record counts as sent: memory, flushed or synced [default: the topic's].
     #[arg(long, value_name = "LEVEL", value_parser = parse_durability)]
     pub durability: Option<Durability>,
@@ -210,6 +214,9 @@ pub struct ConsumeArgs {
     /// Wait for more at the end [default: stop at the ends of when it started].
     #[arg(long)]
     pub follow: bool,
+    /// Only records with this tag, chosen by the broker; may be given several times.
+    #[arg(long = "tag", value_name = "TAG", value_parser = parse_tag)]
+    pub tags: Vec<String>,
     /// Stop after so many records.
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
@@ -251,6 +258,13 @@ fn parse_start(text: &str) -> Result<Start, String> {
         "earliest" => Ok(Start::Earliest),
         "latest" => Ok(Start::Latest),
         _ => text.parse().map(Start::Offset).map_err(|_| "use earliest, latest, or an offset".to_owned()),
+    }
+}
+
+fn parse_tag(text: &str) -> Result<String, String> {
+    match text.len() {
+        1..=TAG_BYTES_MAX => Ok(text.to_owned()),
+        bytes => Err(format!("a tag has 1 to {TAG_BYTES_MAX} bytes, this one has {bytes}")),
     }
 }
 

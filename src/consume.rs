@@ -38,7 +38,12 @@ async fn read_all(args: &ConsumeArgs) -> Result<Option<u8>> {
         let offsets = client.offsets(&args.topic).await.with_context(failed)?;
         let plan = plan(args, &offsets.partitions)?;
         let starts: Vec<_> = plan.iter().map(|(partition, start, _)| (*partition, StartAt::Offset(*start))).collect();
-        let config = ConsumerConfig { fetch_bytes: FETCH_BYTES_MAX as u32, retry_for, ..ConsumerConfig::default() };
+        let config = ConsumerConfig {
+            fetch_bytes: FETCH_BYTES_MAX as u32,
+            tags: args.tags.clone(),
+            retry_for,
+            ..ConsumerConfig::default()
+        };
         let progress = Progress::new(&plan, args.follow, args.count);
         let consumer = client.consumer(&args.topic, starts, config).await.with_context(failed)?;
         anyhow::Ok((consumer, progress))

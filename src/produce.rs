@@ -129,6 +129,7 @@ async fn send_file(args: &ProduceArgs, tally: &Arc<Tally>, stopping: watch::Rece
         partitions,
         partition: args.partition,
         key_separator: args.key_separator.clone(),
+        tag: args.tag.as_deref().map(Into::into),
         batch_bytes: args.batch_bytes as usize,
     };
     let (batches, incoming) = mpsc::channel(BATCHES_WAITING);
@@ -371,8 +372,14 @@ mod tests {
         for number in 0..10_000 {
             writeln!(file, "line {number}").unwrap();
         }
-        let routing =
-            Routing { topic: 1.into(), partitions: 4, partition: None, key_separator: None, batch_bytes: 8192 };
+        let routing = Routing {
+            topic: 1.into(),
+            partitions: 4,
+            partition: None,
+            key_separator: None,
+            tag: None,
+            batch_bytes: 8192,
+        };
         let (batches, mut incoming) = mpsc::channel(10_000);
         let tally = Tally::default();
         read_batches(Input::open(file.path()).unwrap(), routing, &tally, &batches).unwrap();

@@ -27,6 +27,8 @@ pub const PRODUCE_BATCHES_MAX: usize = 1024;
 pub const FETCH_PARTITIONS_MAX: usize = 256;
 /// Default and largest byte budget of one fetch: what a reply may pin or read.
 pub const FETCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What a filtered fetch looks at before it answers, even when nothing has passed: about 10 ms of work.
+pub const FETCH_SCAN_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most tags in the filter of a fetch: each record that the hash lets through is compared with them.
 pub const FETCH_TAGS_MAX: usize = 64;
 /// Longest tag.

@@ -19,9 +19,10 @@ use crate::catch_up::{self, DiskFetch};
 use crate::connection::{Connection, Part};
 use crate::copies::{Copied, Taker};
 use crate::fetch_hop;
-use crate::runtime::spawn_local;
+use crate::runtime::{spawn_local, yield_if_needed};
 use crate::shard::Shard;
 use crate::signal::Signal;
+use crate::tag_filter::{self, FetchFilter};
 
 /// What a fetch has found.
 pub(crate) struct Fetched {
@@ -41,7 +42,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
         Ok(owner) => owner,
         Err(message) => return shard.answer_error(connection, correlation_id, ErrorCode::BAD_REQUEST, message),
     };
-    if owner == shard.id {
+    if owner == shard.id && request.tags.is_empty() {
         let first = Attempt::from_memory(shard, &request);
         if first.disk.is_empty() && (first.is_enough(&request) || request.wait_ms_max == 0) {
             return answer(shard, connection, correlation_id, first.fetched);
@@ -56,7 +57,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
         if owner == shard.id {
-            let fetched = fetch_here(&shard, &request, Some(&connection)).await;
+            let fetched = fetch_here(&shard, request, Some(&connection)).await;
             connection.reply_room().await;
             answer(&shard, &connection, correlation_id, fetched);
         } else {
@@ -73,9 +74,6 @@ fn check(request: &FetchRequest) -> Result<(), String> {
             "a fetch has 1 to {FETCH_PARTITIONS_MAX} partitions, this one has {}",
             request.partitions.len()
         ));
-    }
-    if !request.tags.is_empty() {
-        return Err("tag filters are not supported by this broker: filter in the client".into());
     }
     Ok(())
 }
@@ -105,7 +103,13 @@ pub(crate) fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id:
 }
 
 /// Serves a fetch on the owner, with waiting for its own clients; it ends early when the client has gone.
-pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client: Option<&Rc<Connection>>) -> Fetched {
+pub(crate) async fn fetch_here(
+    shard: &Rc<Shard>,
+    mut request: FetchRequest,
+    client: Option<&Rc<Connection>>,
+) -> Fetched {
+    let mut filter = FetchFilter::of(&request);
+    let taker = client.map_or(Taker::Hop, |client| Taker::Client(client.id));
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
     let mut parked_before = false;
@@ -118,24 +122,33 @@ pub(crate) async fn fetch_here(shard: &Rc<Shard>, request: &FetchRequest, client
         for partition in &request.partitions {
             shard.parked.park(partition.key, &signal);
         }
-        let mut attempt = Attempt::from_memory(shard, request);
+        let mut attempt = Attempt::from_memory(shard, &request);
         let disk = std::mem::take(&mut attempt.disk);
         if !disk.is_empty() {
-            let taker = client.map_or(Taker::Hop, |client| Taker::Client(client.id));
             // Nothing is read for a client that has gone.
             if !client.is_some_and(|client| client.is_closed()) {
-                attempt.read_disk(shard, request, disk, parked_before, taker).await;
+                attempt.read_disk(shard, &request, disk, parked_before, taker).await;
             }
+        }
+        let mut used_up = false;
+        if let Some(filter) = &mut filter {
+            filter.apply(shard, &request, &mut attempt.fetched, taker).await;
+            used_up = filter.is_used_up();
         }
         let left = due.saturating_sub(shard.clock.exact());
         let gone = client.is_some_and(|client| client.is_closed());
-        if attempt.is_enough(request) || left.is_zero() || shard.stopping.get() || gone {
+        if attempt.is_enough(&request) || used_up || left.is_zero() || shard.stopping.get() || gone {
             for partition in &request.partitions {
                 shard.parked.unpark(partition.key, &signal);
             }
             return attempt.fetched;
         }
         attempt.fetched.release(shard);
+        if filter.is_some() && attempt.fetched.bytes == 0 && tag_filter::go_on(&mut request, &attempt.fetched.outcomes)
+        {
+            yield_if_needed().await;
+            continue;
+        }
         let parked = ParkedGuard::new(shard);
         shard.clock.timeout(left, signal.wait()).await;
         drop(parked);
@@ -148,13 +161,19 @@ pub(crate) fn is_enough(request: &FetchRequest, outcomes: &[FetchedPartitionOutc
     let news = |outcome: &FetchedPartitionOutcome| !outcome.code.is_ok() || outcome.gap.is_some();
     // More is there, but the budget is used up: waiting would bring nothing.
     let cut = |outcome: &FetchedPartitionOutcome| {
-        let end = match request.visibility {
-            Visibility::LogEnd => outcome.log_end,
-            Visibility::SyncedEnd => outcome.synced_end,
-        };
-        outcome.payload_bytes > 0 && outcome.next_offset < end
+        outcome.payload_bytes > 0 && outcome.next_offset < visible_end(request, outcome)
     };
-    bytes >= (request.bytes_min as usize).max(1) || outcomes.iter().any(|outcome| news(outcome) || cut(outcome))
+    // What passes a filter is worth an answer however little it is.
+    let bytes_min = if request.tags.is_empty() { (request.bytes_min as usize).max(1) } else { 1 };
+    bytes >= bytes_min || outcomes.iter().any(|outcome| news(outcome) || cut(outcome))
+}
+
+/// Up to where the client sees the partition.
+pub(crate) fn visible_end(request: &FetchRequest, outcome: &FetchedPartitionOutcome) -> Offset {
+    match request.visibility {
+        Visibility::LogEnd => outcome.log_end,
+        Visibility::SyncedEnd => outcome.synced_end,
+    }
 }
 
 pub(crate) struct ParkedGuard<'a>(&'a Cell<usize>, &'a Shard);

@@ -17,11 +17,12 @@ use ringmain_wire::message::ErrorResponse;
 
 use crate::connection::{Connection, Part};
 use crate::copies::{Taker, Waiting};
-use crate::fetch::{Fetched, ParkedGuard, answer, copy_bytes_max, fetch_here, is_enough};
+use crate::fetch::{Fetched, ParkedGuard, answer, copy_bytes_max, fetch_here, is_enough, visible_end};
 use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Signal;
+use crate::tag_filter;
 
 /// How long the owner has to answer a hop that does not wait for records.
 const HOP_PATIENCE: Duration = Duration::from_secs(10);
@@ -38,7 +39,7 @@ pub(crate) async fn fetch_there(
     connection: &Rc<Connection>,
     correlation_id: u64,
     owner: ShardId,
-    request: FetchRequest,
+    mut request: FetchRequest,
 ) {
     let wait = Duration::from_millis(u64::from(request.wait_ms_max.min(FETCH_WAIT_MS_MAX)));
     let due = shard.clock.exact() + wait;
@@ -55,17 +56,27 @@ pub(crate) async fn fetch_there(
         };
         let left = due.saturating_sub(shard.clock.exact());
         let over = left.is_zero() || connection.is_closed() || shard.stopping.get();
-        if over || is_enough(&request, &outcomes, payload.len()) {
+        // A filter that passed nothing has moved on as far as it may in one answer.
+        let used_up = !request.tags.is_empty() && payload.is_empty() && !is_at_end(&request, &outcomes);
+        if over || used_up || is_enough(&request, &outcomes, payload.len()) {
             let bytes = payload.len();
             copied.shrink_to(bytes);
             let copied = (bytes > 0).then_some(copied);
             let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
             return answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, copied });
         }
+        if payload.is_empty() {
+            tag_filter::go_on(&mut request, &outcomes);
+        }
         drop((payload, copied));
         let _parked = ParkedGuard::new(shard);
         future::or(watch(shard, owner, &outcomes, left), gone.wait()).await;
     }
+}
+
+/// Whether all has been looked at.
+fn is_at_end(request: &FetchRequest, outcomes: &[FetchedPartitionOutcome]) -> bool {
+    outcomes.iter().all(|outcome| outcome.next_offset >= visible_end(request, outcome))
 }
 
 /// What the owner has now.
@@ -116,7 +127,7 @@ async fn watch(shard: &Rc<Shard>, owner: ShardId, outcomes: &[FetchedPartitionOu
 pub(crate) fn fetch_for(shard: &Rc<Shard>, ticket: HopTicket, fetch: FetchRequest) {
     let shard = Rc::clone(shard);
     spawn_local(async move {
-        let fetched = fetch_here(&shard, &fetch, None).await;
+        let fetched = fetch_here(&shard, fetch, None).await;
         let mut payload = Vec::with_capacity(fetched.bytes);
         for part in &fetched.parts {
             payload.extend_from_slice(part.as_bytes(&shard));

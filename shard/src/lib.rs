@@ -44,6 +44,7 @@ pub mod runtime;
 mod shard;
 mod signal;
 mod start;
+mod tag_filter;
 #[cfg(test)]
 mod test_support;
 pub mod ticker;

@@ -2,6 +2,7 @@
 //! partition.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use memchr::memmem::Finder;
@@ -37,6 +38,8 @@ pub struct Routing {
     pub partition: Option<u32>,
     /// Text between key and value.
     pub key_separator: Option<String>,
+    /// The tag of all records.
+    pub tag: Option<Arc<str>>,
     /// Size from which a batch is full.
     pub batch_bytes: usize,
 }
@@ -76,7 +79,8 @@ impl Batcher {
             Some((at, separator)) => (Some(&line[..at]), &line[at + separator.needle().len()..]),
             None => (None, line),
         };
-        let record = NewRecord { key, value: Some(value), timestamp_ms, ..NewRecord::default() };
+        let tag = self.routing.tag.clone();
+        let record = NewRecord { key, value: Some(value), tag: tag.as_deref(), timestamp_ms, ..NewRecord::default() };
         let by_turn = self.routing.partition.is_none() && key.is_none();
         let mut partition = match (self.routing.partition, key) {
             (Some(partition), _) => partition,
@@ -157,7 +161,7 @@ mod tests {
     use ringmain_wire::batch::BatchView;
 
     fn routing() -> Routing {
-        Routing { topic: TopicId(7), partitions: 3, partition: None, key_separator: None, batch_bytes: 4096 }
+        Routing { topic: TopicId(7), partitions: 3, partition: None, key_separator: None, tag: None, batch_bytes: 4096 }
     }
 
     type KeyAndValue = (Option<Vec<u8>>, Vec<u8>);

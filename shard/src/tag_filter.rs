@@ -1,0 +1,107 @@
+//! Filtered fetches: of what a fetch has found, only the records with one of its tags are sent, as sparse batches.
+//!
+//! The answer is a copy, counted among the copies of replies. Where nothing passes, the fetch goes on from where it has
+//! looked, up to a bound; then the answer says how far that was, so that a rare tag makes progress.
+
+use bytes::Bytes;
+use ringmain_core::batch::BatchHeader;
+use ringmain_core::limits::FETCH_SCAN_BYTES_MAX;
+use ringmain_wire::batch::BatchView;
+use ringmain_wire::fetch::{FetchRequest, FetchedPartitionOutcome};
+use ringmain_wire::sparse::{Filtered, SparseBuilder};
+use ringmain_wire::tag::TagFilter;
+
+use crate::connection::Part;
+use crate::copies::Taker;
+use crate::fetch::{Fetched, copy_bytes_max};
+use crate::runtime::yield_if_needed;
+use crate::shard::Shard;
+
+/// The filter of one fetch, and how much it has looked at.
+pub(crate) struct FetchFilter {
+    tags: TagFilter,
+    builder: SparseBuilder,
+    scanned: usize,
+}
+
+impl FetchFilter {
+    /// The filter that `request` asks for, if it does.
+    pub(crate) fn of(request: &FetchRequest) -> Option<Self> {
+        let tags = (!request.tags.is_empty()).then(|| TagFilter::new(&request.tags))?;
+        Some(Self { tags, builder: SparseBuilder::new(), scanned: 0 })
+    }
+
+    /// Whether the fetch has looked at so much that it answers even when nothing has passed.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.scanned >= FETCH_SCAN_BYTES_MAX
+    }
+
+    /// Replaces what was found by copies of what passes. Nothing is left of it when the client has gone meanwhile.
+    pub(crate) async fn apply(
+        &mut self,
+        shard: &std::rc::Rc<Shard>,
+        request: &FetchRequest,
+        fetched: &mut Fetched,
+        taker: Taker,
+    ) {
+        let found = std::mem::take(&mut fetched.parts);
+        self.scanned += fetched.bytes;
+        shard.metrics.filtered_bytes_total.add(fetched.bytes as u64);
+        if fetched.copied.is_none() && !found.is_empty() {
+            fetched.copied = shard.copies.reserve(taker, copy_bytes_max(request)).await;
+        }
+        let mut at = 0;
+        fetched.bytes = 0;
+        for outcome in &mut fetched.outcomes {
+            let mut left = outcome.payload_bytes as usize;
+            let mut passed = Vec::new();
+            while left > 0 && at < found.len() {
+                left = left.saturating_sub(found[at].bytes());
+                if fetched.copied.is_some() {
+                    self.copy_passing(found[at].as_bytes(shard), &mut passed).await;
+                }
+                at += 1;
+            }
+            // No more than was found, which a u32 counted.
+            outcome.payload_bytes = passed.len() as u32;
+            fetched.bytes += passed.len();
+            if !passed.is_empty() {
+                fetched.parts.push(Part::Bytes(Bytes::from(passed)));
+            }
+        }
+        shard.release(&found);
+        if let Some(mut copied) = fetched.copied.take() {
+            copied.shrink_to(fetched.bytes);
+            fetched.copied = (copied.bytes() > 0).then_some(copied);
+        }
+    }
+
+    /// Appends what passes of the batches in `bytes`.
+    async fn copy_passing(&mut self, mut bytes: &[u8], passed: &mut Vec<u8>) {
+        while !bytes.is_empty() {
+            let Ok(header) = BatchHeader::parse(bytes) else { return };
+            let (batch, rest) = bytes.split_at(header.batch_bytes as usize);
+            bytes = rest;
+            match BatchView::parse(batch, &header).map(|view| self.builder.filter(&view, &self.tags)) {
+                Ok(Filtered::Nothing) => {}
+                Ok(Filtered::Some(sparse)) => passed.extend_from_slice(&sparse),
+                // What can't be looked into is the client's to judge.
+                Ok(Filtered::All) | Err(_) => passed.extend_from_slice(batch),
+            }
+            yield_if_needed().await;
+        }
+    }
+}
+
+/// Moves the offsets of `request` to where its last look ended, when that gave nothing: what did not pass is not looked at
+/// again. Tells whether it moved.
+pub(crate) fn go_on(request: &mut FetchRequest, outcomes: &[FetchedPartitionOutcome]) -> bool {
+    let mut moved = false;
+    for (partition, outcome) in request.partitions.iter_mut().zip(outcomes) {
+        if outcome.next_offset > partition.offset {
+            partition.offset = outcome.next_offset;
+            moved = true;
+        }
+    }
+    moved
+}
