@@ -7,13 +7,16 @@
 //! States: free -> open (one store appends) -> sealed (full) -> clean (all flushed: tail cache) -> free. An open block
 //! of an idle store may go to free as well once it is clean.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::ids::TopicId;
 use crate::limits::{BLOCK_BYTES, SLAB_BYTES};
 
 /// Slots of a slab, whatever its class uses of them.
 pub const SLOTS: usize = SLAB_BYTES / BLOCK_BYTES[0];
+
+/// Entries that the clean queues may have beside two for each block.
+const STALE_MAX: usize = 1024;
 
 /// Which block: `slab * SLOTS + slot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,7 +106,7 @@ pub trait BlockMemory {
 enum BlockState {
     Open,
     Sealed,
-    /// Its store is deleted: freed as soon as nothing is planned or pinned.
+    /// Evicted while replies read from it, or its store is deleted: freed as soon as nothing is planned or pinned.
     Doomed,
 }
 
@@ -139,6 +142,7 @@ pub struct BlockTable {
     clean_sealed: VecDeque<BlockId>,
     clean_open: VecDeque<BlockId>,
     next_sequence: u64,
+    blocks_in_use: usize,
     bytes_in_use: usize,
     bytes_dirty: usize,
     bytes_pinned: usize,
@@ -157,6 +161,7 @@ impl BlockTable {
             clean_sealed: VecDeque::new(),
             clean_open: VecDeque::new(),
             next_sequence: 1,
+            blocks_in_use: 0,
             bytes_in_use: 0,
             bytes_dirty: 0,
             bytes_pinned: 0,
@@ -239,18 +244,19 @@ impl BlockTable {
     fn find_slot(&mut self, class: BlockClass, usable_slabs: usize) -> Option<BlockId> {
         let all = u128::MAX >> (SLOTS - class.slots());
         let partial = &mut self.partial[class.0 as usize];
-        while let Some(&slab) = partial.last() {
+        for at in (0..partial.len()).rev() {
+            let slab = partial[at];
             let free = !self.slabs[slab].used & all;
-            if self.slabs[slab].class == Some(class) && free != 0 {
+            if self.slabs[slab].class != Some(class) || free == 0 {
+                partial.swap_remove(at);
+            } else if slab < usable_slabs {
                 return Some(BlockId::of(slab, free.trailing_zeros() as usize));
             }
-            partial.pop();
         }
-        // The slabs that were used before are on top, then the others in order.
-        if *self.free_slabs.last()? >= usable_slabs {
-            return None;
-        }
-        let slab = self.free_slabs.pop()?;
+        // The slabs that were used before are on top, then the others in order. Adopted blocks may lie in slabs that are
+        // not usable yet.
+        let at = self.free_slabs.iter().rposition(|&slab| slab < usable_slabs)?;
+        let slab = self.free_slabs.remove(at);
         self.slabs[slab].class = Some(class);
         self.partial[class.0 as usize].push(slab);
         Some(BlockId::of(slab, 0))
@@ -268,6 +274,7 @@ impl BlockTable {
         let slab = &mut self.slabs[id.slab()];
         assert!(slab.used & (1 << id.slot()) == 0, "block {} is taken twice", id.0);
         slab.used |= 1 << id.slot();
+        self.blocks_in_use += 1;
         self.bytes_in_use += class.bytes();
         self.bytes_dirty += dirty;
         self.blocks[id.0 as usize] = Some(Block { class, state, store, committed, dirty, pins: 0, queued: false });
@@ -341,6 +348,20 @@ impl BlockTable {
         }
         let queue = if block.state == BlockState::Open { &mut self.clean_open } else { &mut self.clean_sealed };
         queue.push_back(id);
+        if self.clean_count() > 2 * self.blocks_in_use + STALE_MAX {
+            self.drop_stale();
+        }
+    }
+
+    /// Entries of blocks that have gone stay in the queues until eviction comes by, or until there are too many.
+    fn drop_stale(&mut self) {
+        for (queue, state) in [(&mut self.clean_sealed, BlockState::Sealed), (&mut self.clean_open, BlockState::Open)] {
+            let mut seen = BTreeSet::new();
+            queue.retain(|id| {
+                let block = self.blocks[id.0 as usize].as_ref();
+                block.is_some_and(|block| block.state == state && block.queued) && seen.insert(*id)
+            });
+        }
     }
 
     /// Something reads from the block: it is not freed until as many `unpin`s came.
@@ -396,6 +417,12 @@ impl BlockTable {
         block.dirty == 0 && block.pins == 0
     }
 
+    /// Whether all of the block is flushed; replies may still read from it.
+    #[must_use]
+    pub fn is_flushed(&self, id: BlockId) -> bool {
+        self.get(id).dirty == 0
+    }
+
     /// Puts a block from [`BlockTable::next_clean`] back behind the others.
     pub fn keep(&mut self, id: BlockId) {
         self.queue_if_clean(id);
@@ -414,6 +441,7 @@ impl BlockTable {
     pub fn free(&mut self, memory: &impl BlockMemory, id: BlockId) {
         let block = self.blocks[id.0 as usize].take().expect("the caller names a block in use");
         assert!(block.dirty == 0 && block.pins == 0, "block {} is freed while in use", id.0);
+        self.blocks_in_use -= 1;
         self.bytes_in_use -= block.class.bytes();
         memory.free(id);
         let slab = &mut self.slabs[id.slab()];
@@ -426,7 +454,7 @@ impl BlockTable {
         }
     }
 
-    /// The block's store is deleted: it is freed now, or once planned flushes and pins have ended.
+    /// Nobody is to find the block any more: it is freed now, or once planned flushes and pins have ended.
     pub fn doom(&mut self, memory: &impl BlockMemory, id: BlockId) {
         self.get_mut(id).state = BlockState::Doomed;
         self.free_if_doomed(memory, id);

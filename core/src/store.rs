@@ -478,29 +478,40 @@ impl ShardStore {
         }
     }
 
-    /// Frees the block that has been clean longest, if its batches are the oldest of its store in memory.
+    /// Frees the block that has been clean longest, and with it the older ones of its store: spans stay dense only when
+    /// blocks leave in the order they were filled. Older ones that replies still read from can't be found any more, and are
+    /// freed when the replies have gone; older ones that are not flushed keep it in place.
     pub fn evict_one(&mut self, memory: &impl BlockMemory) -> bool {
         for _ in 0..self.blocks.clean_count() {
             let Some(block) = self.blocks.next_clean() else { return false };
             let store = self.blocks.store_of(block);
             let state = self.stores[store as usize].as_mut().expect("a block in use has its store");
-            if state.blocks.front() != Some(&block) {
-                // Spans stay dense only when blocks leave in the order they were filled.
+            let older = state.blocks.iter().position(|other| *other == block);
+            let older = older.expect("a block in use is among those of its store");
+            if state.blocks.iter().take(older).any(|&before| !self.blocks.is_flushed(before)) {
                 self.blocks.keep(block);
                 continue;
             }
-            state.blocks.pop_front();
-            if state.open == Some(block) {
-                state.open = None;
+            for _ in 0..=older {
+                self.retire_front(memory, store);
             }
-            for at in 0..state.partitions.len() {
-                let index = self.stores[store as usize].as_ref().expect("it was there above").partitions[at];
-                self.drop_front_spans(index, block);
-            }
-            self.blocks.free(memory, block);
             return true;
         }
         false
+    }
+
+    /// The oldest block of a store, all flushed, leaves it.
+    fn retire_front(&mut self, memory: &impl BlockMemory, store: u32) {
+        let state = self.stores[store as usize].as_mut().expect("a block in use has its store");
+        let block = state.blocks.pop_front().expect("the caller saw it");
+        if state.open == Some(block) {
+            state.open = None;
+        }
+        for at in 0..state.partitions.len() {
+            let index = self.stores[store as usize].as_ref().expect("it was there above").partitions[at];
+            self.drop_front_spans(index, block);
+        }
+        self.blocks.doom(memory, block);
     }
 
     fn drop_front_spans(&mut self, index: u32, block: BlockId) {

@@ -1,6 +1,6 @@
 //! Plain memory in place of the arena, for tests: keeps what a process that starts after a kill would find.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use crate::adopt::LiveBlock;
@@ -20,13 +20,13 @@ struct TestBlock {
 /// Blocks in maps. Reads leak their copy: a test is short.
 #[derive(Clone, Default)]
 pub(crate) struct TestMemory {
-    slabs: usize,
+    slabs: Cell<usize>,
     blocks: RefCell<BTreeMap<BlockId, TestBlock>>,
 }
 
 impl TestMemory {
     pub(crate) fn new(slabs: usize) -> Self {
-        Self { slabs, blocks: RefCell::default() }
+        Self { slabs: Cell::new(slabs), blocks: RefCell::default() }
     }
 
     pub(crate) fn live(&self) -> Vec<LiveBlock> {
@@ -38,6 +38,11 @@ impl TestMemory {
             committed: found.committed,
         };
         self.blocks.borrow().iter().map(live).collect()
+    }
+
+    /// So many slabs may be used from now on.
+    pub(crate) fn set_slabs(&self, slabs: usize) {
+        self.slabs.set(slabs);
     }
 
     /// Flips one bit of what is committed in some block.
@@ -52,11 +57,12 @@ impl TestMemory {
 
 impl BlockMemory for TestMemory {
     fn slabs(&self) -> usize {
-        self.slabs
+        self.slabs.get()
     }
 
     fn take(&self, block: BlockId, topic: TopicId, class: BlockClass, sequence: u64) {
         let fresh = TestBlock { topic, class, sequence, bytes: vec![0xee; class.bytes()], committed: 0, sealed: false };
+        assert!(block.slab() < self.slabs.get(), "a block of a slab that is not reserved");
         assert!(self.blocks.borrow_mut().insert(block, fresh).is_none(), "a block is taken while it is in use");
     }
 

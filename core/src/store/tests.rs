@@ -321,3 +321,77 @@ fn the_unsynced_window_of_a_partition_is_bounded() {
     let error = harness.store.append(&harness.memory, &header, &bytes, 0, 0).unwrap_err();
     assert_eq!(error, AppendError::UnsyncedWindow(KEYS[0]));
 }
+
+#[test]
+fn a_reply_that_is_not_taken_does_not_keep_newer_blocks_of_its_store() {
+    let mut harness = Harness::new();
+    // One store fills the memory; a reader holds its first block for good.
+    harness.append(KEYS[0], 1, 100);
+    let mut appended = 0;
+    let reply = match harness.store.plan_fetch(&harness.memory, KEYS[0], Offset(0), 1000, false) {
+        FetchPlan::Memory { slices, .. } => slices,
+        other => panic!("{other:?}"),
+    };
+    let pinned = harness.store.blocks().bytes_pinned();
+    for mark in 0..2000 {
+        let bytes = batch_of(KEYS[0], 1, 20_000, mark);
+        let header = BatchHeader::parse(&bytes).unwrap();
+        harness.store.append(&harness.memory, &header, &bytes, mark, 0).expect("the rest of the memory goes round");
+        appended += bytes.len();
+        while let Some(plan) = harness.store.plan_flush(FlushScope::All, &mut harness.after, 1 << 20, 100, mark) {
+            harness.store.flush_copied(&harness.memory, &plan);
+            harness.store.flush_completed(&harness.memory, &plan);
+        }
+    }
+    assert!(appended > 5 * harness.store.blocks().bytes_max());
+    assert_eq!(harness.store.blocks().bytes_pinned(), pinned);
+    // What the reader has is still there, and goes with it.
+    assert!(harness.memory.live().iter().any(|block| block.block == reply[0].block));
+    harness.store.unpin(&harness.memory, &reply);
+    assert_eq!(harness.store.blocks().bytes_pinned(), 0);
+    assert!(!harness.memory.live().iter().any(|block| block.block == reply[0].block));
+}
+
+#[test]
+fn blocks_are_taken_only_where_memory_is_reserved_also_beside_adopted_ones() {
+    let mut harness = Harness::new();
+    // The second slab gets a medium block, and has room for more of them.
+    for (at, key) in KEYS.iter().enumerate() {
+        harness.append(*key, 1, [100, 100_000, 100, 100][at]);
+    }
+    let highest = harness.memory.live().iter().map(|block| block.block.slab()).max().unwrap();
+    assert!(highest > 0);
+    let mut store = ShardStore::new(SLABS, Epoch(1));
+    for key in KEYS {
+        assert!(store.add_partition(start(key, 0)));
+    }
+    adopt(&mut store, &harness.memory, harness.memory.live()).unwrap();
+    // The next process has reserved the first slab only so far; its memory refuses blocks of others.
+    harness.memory.set_slabs(1);
+    for mark in 0..200 {
+        let bytes = batch_of(KEYS[(mark % 4) as usize], 1, 100_000, mark);
+        let header = BatchHeader::parse(&bytes).unwrap();
+        match store.append(&harness.memory, &header, &bytes, mark, 0) {
+            Ok(_) | Err(AppendError::Busy { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn entries_of_blocks_that_have_gone_do_not_pile_up() {
+    let mut harness = Harness::new();
+    for round in 0..5000 {
+        let key = PartitionKey::new(100 + round, 0);
+        assert!(harness.store.add_partition(start(key, 0)));
+        let bytes = batch_of(key, 1, 100, round);
+        let header = BatchHeader::parse(&bytes).unwrap();
+        harness.store.append(&harness.memory, &header, &bytes, round, 0).unwrap();
+        while let Some(plan) = harness.store.plan_flush(FlushScope::All, &mut harness.after, 1 << 20, 100, round) {
+            harness.store.flush_copied(&harness.memory, &plan);
+            harness.store.flush_completed(&harness.memory, &plan);
+        }
+        harness.store.remove_topic(&harness.memory, key.topic);
+    }
+    assert!(harness.store.blocks().clean_count() < 2000, "{}", harness.store.blocks().clean_count());
+}
