@@ -298,3 +298,30 @@ fn topics_made_and_deleted_survive_a_kill() {
     assert_eq!(names(&broker), ["a", "b", "c"]);
     assert_eq!(broker.ok(&["consume", "b"]), b"");
 }
+
+#[test]
+fn a_shard_whose_log_was_removed_never_gives_an_offset_twice() {
+    for clean in [true, false] {
+        let (mut stage, broker) = Stage::new(TWO_SHARDS);
+        stage.produce(&broker, Durability::Synced);
+        if clean {
+            broker.stop();
+        } else {
+            broker.kill();
+        }
+        std::fs::remove_dir_all(stage.home.data().join("shard-000")).unwrap();
+        let broker = stage.home.start();
+        assert!(broker.log().contains("the log of this shard is gone"), "{}", broker.log());
+        let read = run(check(&broker.broker, &stage.ledger, MayMiss::Log));
+        let lost = read.values().filter(|read| read.epoch > 0).count();
+        assert!(lost > 0 && lost < read.len(), "one of two shards has lost its partitions: {lost} of {}", read.len());
+        // The ledger refuses an offset that was acked before.
+        stage.produce(&broker, Durability::Synced);
+        broker.kill();
+        // The epoch stays.
+        let broker = stage.home.start();
+        assert!(!broker.log().contains("the log of this shard is gone"), "{}", broker.log());
+        let again = run(check(&broker.broker, &stage.ledger, MayMiss::Log));
+        assert!(again.iter().all(|(partition, now)| now.epoch == read[partition].epoch));
+    }
+}

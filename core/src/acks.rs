@@ -62,6 +62,8 @@ pub struct Acks {
     writing: VecDeque<Batch>,
     /// Flushed, not yet synced; in log order.
     unsynced: VecDeque<Batch>,
+    /// Of flushes that came to nothing.
+    returned: Vec<Waiter>,
     waiting: usize,
     waiting_for_sync: usize,
 }
@@ -153,6 +155,11 @@ impl Acks {
         self.writing.push_back(Batch { end, runs, waiters: taken.0 });
     }
 
+    /// What a flush took came to nothing, and the log is about to fail: [`Acks::fail`] tells those who went along.
+    pub fn give_back(&mut self, taken: Taken) {
+        self.returned.extend(taken.0);
+    }
+
     /// Whether everybody who waits for a flush wants a sync as well: then the flush may wait for a running sync.
     #[must_use]
     pub fn all_pending_want_sync(&self) -> bool {
@@ -198,7 +205,8 @@ impl Acks {
         let unsynced = std::mem::take(&mut self.unsynced).into_iter().flat_map(|batch| batch.waiters);
         self.waiting = 0;
         self.waiting_for_sync = 0;
-        pending.chain(writing).chain(unsynced).map(|waiter| waiter.token).collect()
+        let returned = std::mem::take(&mut self.returned);
+        returned.into_iter().chain(pending).chain(writing).chain(unsynced).map(|waiter| waiter.token).collect()
     }
 
     /// The topic's partitions are gone: waits for batches that no flush has taken end, none of them acked.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::batch::{self, BatchError};
 use crate::block::{BlockClass, BlockId, BlockMemory};
 use crate::ids::{Offset, PartitionKey, TopicId};
-use crate::store::{AdoptedBlock, ShardStore, Span};
+use crate::store::{AdoptedBlock, SPAN_BYTES_MAX, ShardStore, Span};
 
 /// A block that was in use when the process died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,8 @@ pub enum AdoptError {
     Block(BlockId),
 }
 
-/// One batch found in the arena.
+/// Batches of one partition found one behind the other in a block: small ones are joined as spans are, since each of them
+/// alone would cost as much memory as it has.
 #[derive(Clone, Copy)]
 struct Found {
     base_offset: Offset,
@@ -71,6 +72,7 @@ struct Found {
     block: usize,
     at: u32,
     bytes: u32,
+    batches: u32,
 }
 
 /// Takes over what the blocks hold past the ends in `store`, which was just filled with the recovered partitions.
@@ -93,7 +95,7 @@ pub fn adopt(
         for (at, batch) in batches.iter().enumerate().skip(cached) {
             let dirty = at >= first_new;
             if dirty {
-                adopted.batches += 1;
+                adopted.batches += u64::from(batch.batches);
                 adopted.bytes += u64::from(batch.bytes);
             }
             let span = Span {
@@ -102,7 +104,7 @@ pub fn adopt(
                 block: live[batch.block].block,
                 at: batch.at,
                 bytes: batch.bytes,
-                batches: 1,
+                batches: batch.batches,
             };
             keep.entry(batch.block).or_default().push((key, span, dirty));
         }
@@ -143,15 +145,28 @@ fn read_blocks(
             at += header.batch_bytes;
             // Of every batch, since a damaged key or offset would make an acked one look like one that is not needed.
             batch::check_crc(&header, bytes).map_err(damaged)?;
-            if store.ends(header.key).is_none() {
+            let Some((ends, _)) = store.ends(header.key) else { continue };
+            let batches = found.entry(header.key).or_default();
+            if let Some(last) = batches.last_mut()
+                && last.block == index
+                && last.at + last.bytes == here
+                && last.next_offset == header.base_offset
+                // What is flushed and what is not are apart.
+                && last.next_offset != ends.log_end()
+                && last.bytes + header.batch_bytes <= SPAN_BYTES_MAX
+            {
+                last.bytes += header.batch_bytes;
+                last.batches += 1;
+                last.next_offset = header.next_offset();
                 continue;
             }
-            found.entry(header.key).or_default().push(Found {
+            batches.push(Found {
                 base_offset: header.base_offset,
                 next_offset: header.next_offset(),
                 block: index,
                 at: here,
                 bytes: header.batch_bytes,
+                batches: 1,
             });
         }
     }

@@ -27,6 +27,9 @@ pub const PRODUCE_BATCHES_MAX: usize = 1024;
 pub const FETCH_PARTITIONS_MAX: usize = 256;
 /// Default and largest byte budget of one fetch: what a reply may pin or read.
 pub const FETCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Largest byte budget of a filtered fetch: indexes of sparse batches make what passes larger by up to a fifth, and it must
+/// still fit a frame.
+pub const FILTERED_FETCH_BYTES_MAX: usize = 1024 * 1024;
 /// What a filtered fetch looks at before it answers, even when nothing has passed: about 10 ms of work.
 pub const FETCH_SCAN_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most tags in the filter of a fetch: each record that the hash lets through is compared with them.
@@ -52,12 +55,25 @@ pub const CONNECTION_REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub const SHARD_CONNECTIONS_MAX: usize = 10_000;
 /// Fetches that may be parked on a shard.
 pub const SHARD_PARKED_FETCHES_MAX: usize = 20_000;
+/// Partitions of all fetches that are under way on a shard: what they hold is a few ten MiB at most.
+pub const SHARD_FETCH_PARTITIONS_MAX: usize = 400_000;
+/// Batches of a shard whose produces wait for the disk: a few ten MiB beside the batches themselves.
+pub const SHARD_WAITS_MAX: usize = 200_000;
+/// Longest time that a produce may ask to wait for its level; a longer one is cut.
+pub const PRODUCE_TIMEOUT_MS_MAX: u32 = 300_000;
+/// Most partitions in one metadata answer: it must fit a frame. Who wants more asks by name, or the master page by page.
+pub const METADATA_PARTITIONS_MAX: usize = 50_000;
+/// Bytes of answers without records (metadata, offsets) that wait for slow clients, for each shard.
+pub const SHARD_HEAD_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes that all receive buffers of a shard may hold past their small first ones: when they are used up, connections
 /// are not read until some are given back.
 pub const SHARD_RECEIVE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of replies that are copies (read from disk, or from another shard) and wait for their clients, for each shard:
 /// eight of the largest fetches.
 pub const SHARD_COPY_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// The same for what other shards ask for. Of its own: a shard whose clients' copies wait for another shard must not make
+/// that one wait for itself.
+pub const SHARD_HOP_COPY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Replies that are copies and that one connection may have at once, one while others wait: one is on its way out, the
 /// next ones are being read.
 pub const CONNECTION_COPIES_MAX: usize = 4;
@@ -66,6 +82,8 @@ pub const CONNECTION_COPIES_MAX: usize = 4;
 pub const HOLD_MS_MAX: u64 = 2_000;
 /// First receive buffer of a connection: 1000 idle connections cost 8 MiB.
 pub const RECEIVE_BYTES_MIN: usize = 8 * 1024;
+/// A new connection must say hello within this time, else it is closed.
+pub const HELLO_TIMEOUT_MS: u64 = 10_000;
 /// A frame that has begun must be whole within this time, else the connection is closed.
 pub const FRAME_TIMEOUT_MS: u64 = 30_000;
 /// A reply must be taken by the client within this time, else the connection is closed.
@@ -139,6 +157,7 @@ const _: () = {
     assert!(BATCH_BYTES_MAX + MESSAGE_BYTES_MAX <= FRAME_BYTES_MAX);
     assert!(BATCH_BYTES_MAX + 64 * 1024 <= EXTENT_BYTES_MAX);
     assert!(FETCH_BYTES_MAX >= BATCH_BYTES_MAX);
+    assert!((FILTERED_FETCH_BYTES_MAX + BATCH_BYTES_MAX) / 5 * 6 <= FETCH_BYTES_MAX);
     assert!(CONNECTION_BYTES_MAX >= FRAME_BYTES_MAX);
     assert!(CONNECTION_REPLY_BYTES_MAX >= FETCH_BYTES_MAX);
     assert!(SHARD_RECEIVE_BYTES_MAX >= 4 * FRAME_BYTES_MAX);

@@ -31,7 +31,7 @@ pub struct Span {
 }
 
 /// Adjacent batches are joined to spans of at most this: finding an offset in a span walks its headers.
-const SPAN_BYTES_MAX: u32 = 64 * 1024;
+pub(crate) const SPAN_BYTES_MAX: u32 = 64 * 1024;
 /// One span costs about 40 bytes of heap: spans may take 4 % of the arena.
 const ARENA_BYTES_PER_SPAN: usize = 1024;
 

@@ -14,7 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use ringmain_core::fetch::Slice;
 use ringmain_core::limits::{
-    CONNECTION_REPLY_BYTES_MAX, FRAME_TIMEOUT_MS, RECEIVE_BYTES_MIN, REPLY_TIMEOUT_MS, SHARD_RECEIVE_BYTES_MAX,
+    CONNECTION_REPLY_BYTES_MAX, FRAME_TIMEOUT_MS, HELLO_TIMEOUT_MS, RECEIVE_BYTES_MIN, REPLY_TIMEOUT_MS,
+    SHARD_RECEIVE_BYTES_MAX,
 };
 use ringmain_wire::frame::{FRAME_PREFIX_BYTES, FrameEncoder, FrameError, FrameView, frame_bytes};
 
@@ -162,7 +163,9 @@ impl Connection {
             out.push_back(Outgoing { head, parts: Vec::new(), _copied: copied, sent: 0, total: 0 });
         }
         let Some(last) = out.back_mut() else { return };
+        let before = last.head.len();
         head(&mut shard.encoder.borrow_mut(), &mut last.head);
+        shard.head_bytes.set(shard.head_bytes.get() + last.head.len() - before);
         last.parts = parts;
         let total = last.head.len() + last.parts.iter().map(Part::bytes).sum::<usize>();
         self.out_bytes.set(self.out_bytes.get() + total - last.total);
@@ -230,6 +233,7 @@ impl Connection {
             let Some(done) = out.pop_front() else { break };
             self.replies_sent.set(self.replies_sent.get() + 1);
             shard.release(&done.parts);
+            shard.heads_gone(done.head.len());
         }
     }
 
@@ -252,6 +256,7 @@ impl Connection {
         self.stream.shutdown(Shutdown::Both);
         for outgoing in self.out.borrow_mut().drain(..) {
             shard.release(&outgoing.parts);
+            shard.heads_gone(outgoing.head.len());
         }
         self.out_bytes.set(0);
         shard.copies.forget(Taker::Client(self.id));
@@ -352,6 +357,8 @@ enum Fault {
     Frame(#[from] FrameError),
     #[error("the frame did not arrive whole within {FRAME_TIMEOUT_MS} ms")]
     SlowFrame,
+    #[error("no hello within {HELLO_TIMEOUT_MS} ms")]
+    NoHello,
     #[error("no memory to receive the frame became free within {FRAME_TIMEOUT_MS} ms")]
     NoMemory,
     #[error("{0}")]
@@ -502,8 +509,11 @@ async fn read_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: &m
                     continue;
                 }
             }
-        } else {
+        } else if connection.greeted.get() {
             read.await
+        } else {
+            let left = Duration::from_millis(HELLO_TIMEOUT_MS);
+            shard.clock.timeout(left, read).await.ok_or(Fault::NoHello)?
         };
         connection.receiving_since.set(None);
         let count = read.map_err(Fault::Io)?;
@@ -530,6 +540,7 @@ async fn handle_frames(shard: &Rc<Shard>, connection: &Rc<Connection>, receive: 
         let frame = FrameView::parse(&receive.bytes[at..at + bytes])?;
         dispatch::handle(shard, connection, &frame).await.map_err(Fault::Protocol)?;
         at += bytes;
+        yield_if_needed().await;
         if connection.has_many_replies() {
             // A buffer may hold tens of thousands of small requests, and each answer may have megabytes.
             shard.flush_touched();

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use ringmain_core::limits::{CONNECTION_COPIES_MAX, SHARD_COPY_BYTES_MAX};
+use ringmain_core::limits::CONNECTION_COPIES_MAX;
 
 use crate::signal::Signal;
 
@@ -21,9 +21,9 @@ pub(crate) enum Taker {
     Hop,
 }
 
-/// The budget of one shard.
-#[derive(Default)]
+/// A budget of one shard: for its clients, or for other shards.
 pub(crate) struct Copies {
+    bytes_max: usize,
     used: Cell<usize>,
     queue: RefCell<Queue>,
 }
@@ -62,6 +62,10 @@ pub(crate) struct Copied {
 }
 
 impl Copies {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, used: Cell::new(0), queue: RefCell::default() }
+    }
+
     /// Waits until `bytes` may be copied for `taker`; nothing when it has gone meanwhile.
     ///
     /// Not to be dropped half way: who has been granted a part must give it back.
@@ -97,7 +101,8 @@ impl Copies {
     /// Gives what is free to those whose turn it is.
     fn grant(&self) {
         loop {
-            let next = self.queue.borrow_mut().next(self.used.get());
+            let left = (self.used.get() > 0).then(|| self.bytes_max.saturating_sub(self.used.get()));
+            let next = self.queue.borrow_mut().next(left);
             let Some(ask) = next else { break };
             self.used.set(self.used.get() + ask.bytes);
             ask.answer.set(Some(Answer::Granted));
@@ -124,7 +129,10 @@ impl Queue {
 
     /// Takes the ask that may be granted now. Turns end at one that finds no room, so that a large one is not passed by
     /// small ones for ever; who has as many copies as it may have is passed over.
-    fn next(&mut self, used: usize) -> Option<Rc<Ask>> {
+    ///
+    /// `left` is what may still be given; none when nothing is given out: an ask larger than the whole budget is then let
+    /// through alone.
+    fn next(&mut self, left: Option<usize>) -> Option<Rc<Ask>> {
         let is_contended = self.turns.len() > 1;
         for _ in 0..self.turns.len() {
             let taker = self.turns.pop_front()?;
@@ -140,8 +148,7 @@ impl Queue {
                 continue;
             }
             let ask = account.asks.front()?;
-            // One that is larger than the whole budget is let through alone.
-            if used > 0 && used + ask.bytes > SHARD_COPY_BYTES_MAX {
+            if left.is_some_and(|left| ask.bytes > left) {
                 self.turns.push_front(taker);
                 return None;
             }
@@ -221,6 +228,8 @@ mod tests {
 
     use super::*;
 
+    const BYTES_MAX: usize = 1000;
+
     fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
@@ -234,12 +243,12 @@ mod tests {
 
     #[test]
     fn who_finds_no_room_waits_until_some_is_given_back() {
-        let copies = Rc::new(Copies::default());
-        let mut first = now(&copies, Taker::Client(1), SHARD_COPY_BYTES_MAX).unwrap();
+        let copies = Rc::new(Copies::new(BYTES_MAX));
+        let mut first = now(&copies, Taker::Client(1), BYTES_MAX).unwrap();
         let mut second = pin!(copies.reserve(Taker::Client(2), 10));
         assert!(poll(second.as_mut()).is_pending());
         assert!(copies.is_short());
-        first.shrink_to(SHARD_COPY_BYTES_MAX - 10);
+        first.shrink_to(BYTES_MAX - 10);
         assert!(poll(second.as_mut()).is_ready());
         assert!(!copies.is_short());
         drop(first);
@@ -249,13 +258,13 @@ mod tests {
 
     #[test]
     fn one_copy_larger_than_the_budget_is_let_through_alone() {
-        let copies = Rc::new(Copies::default());
-        assert!(now(&copies, Taker::Client(1), SHARD_COPY_BYTES_MAX + 1).is_some());
+        let copies = Rc::new(Copies::new(BYTES_MAX));
+        assert!(now(&copies, Taker::Client(1), BYTES_MAX + 1).is_some());
     }
 
     #[test]
     fn a_client_with_many_asks_waits_for_itself_and_others_take_turns() {
-        let copies = Rc::new(Copies::default());
+        let copies = Rc::new(Copies::new(BYTES_MAX));
         let silent = Taker::Client(1);
         let held: Vec<_> = (0..CONNECTION_COPIES_MAX).map(|_| now(&copies, silent, 10).unwrap()).collect();
         let mut more: Vec<_> = (0..100).map(|_| Box::pin(copies.reserve(silent, 10))).collect();
@@ -271,8 +280,8 @@ mod tests {
 
     #[test]
     fn the_asks_of_a_client_that_has_gone_end() {
-        let copies = Rc::new(Copies::default());
-        let all = now(&copies, Taker::Client(1), SHARD_COPY_BYTES_MAX);
+        let copies = Rc::new(Copies::new(BYTES_MAX));
+        let all = now(&copies, Taker::Client(1), BYTES_MAX);
         let mut gone = pin!(copies.reserve(Taker::Client(2), 10));
         let mut next = pin!(copies.reserve(Taker::Client(3), 10));
         assert!(poll(gone.as_mut()).is_pending() && poll(next.as_mut()).is_pending());
@@ -285,7 +294,7 @@ mod tests {
 
     #[test]
     fn hops_are_bound_by_the_budget_alone() {
-        let copies = Rc::new(Copies::default());
+        let copies = Rc::new(Copies::new(BYTES_MAX));
         let held: Vec<_> = (0..2 * CONNECTION_COPIES_MAX).map(|_| now(&copies, Taker::Hop, 10).unwrap()).collect();
         assert_eq!(copies.used.get(), 10 * held.len());
     }

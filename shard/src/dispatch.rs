@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use ringmain_core::ids::{PartitionKey, ShardId};
-use ringmain_core::limits::{CONNECTION_REQUESTS_MAX, FETCH_PARTITIONS_MAX, TOPIC_PARTITIONS_MAX};
+use ringmain_core::limits::{
+    CONNECTION_REQUESTS_MAX, FETCH_PARTITIONS_MAX, METADATA_PARTITIONS_MAX, TOPIC_PARTITIONS_MAX,
+};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::frame::FrameView;
 use ringmain_wire::hello::{HelloRequest, HelloResponse, PROTOCOL_VERSION, ServerLimits, encode_hello};
@@ -54,7 +56,10 @@ pub(crate) async fn handle(
             produce::produce(shard, connection, correlation_id, &request, frame.payload).await;
         }
         Request::Fetch(request) => fetch::fetch(shard, connection, correlation_id, request),
-        Request::Metadata(request) => metadata(shard, connection, correlation_id, &request),
+        Request::Metadata(request) => {
+            shard.head_room().await;
+            metadata(shard, connection, correlation_id, &request);
+        }
         Request::Offsets(request) => offsets(shard, connection, correlation_id, request),
         // Encoded anew: what a client adds to the frame must not wait in the master's queue with it.
         Request::CreateTopic(_) | Request::DeleteTopic(_) => {
@@ -98,6 +103,20 @@ fn greet(
 fn metadata(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, request: &MetadataRequest) {
     let routing = shard.routing.borrow();
     let unchanged = request.known_version != 0 && request.known_version == routing.version();
+    let partitions = match (unchanged, request.topics.is_empty()) {
+        (true, _) => 0,
+        (false, true) => routing.partition_count(),
+        (false, false) => {
+            let named = request.topics.iter().filter_map(|name| routing.named(name));
+            named.map(|topic| topic.info.partition_stores.len()).sum()
+        }
+    };
+    if partitions > METADATA_PARTITIONS_MAX {
+        let message = format!(
+            "metadata of {partitions} partitions: an answer has {METADATA_PARTITIONS_MAX} at most, name the topics"
+        );
+        return shard.answer_error(connection, correlation_id, ErrorCode::TOO_LARGE, message);
+    }
     let topics = if unchanged {
         Vec::new()
     } else if request.topics.is_empty() {
@@ -170,6 +189,7 @@ fn offsets(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, 
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
         connection.reply_room().await;
+        shard.head_room().await;
         let partitions = gather(&shard, &topic, asked).await;
         let offsets = Offsets { topic_id: topic.info.id, partitions };
         connection.reply(&shard, Vec::new(), |encoder, out| encode_offsets(encoder, correlation_id, &offsets, out));

@@ -8,7 +8,8 @@ use std::time::Duration;
 use ringmain_core::fetch::FetchPlan;
 use ringmain_core::ids::{Offset, ShardId};
 use ringmain_core::limits::{
-    BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, SHARD_PARKED_FETCHES_MAX,
+    BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, FILTERED_FETCH_BYTES_MAX,
+    SHARD_FETCH_PARTITIONS_MAX, SHARD_PARKED_FETCHES_MAX,
 };
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::fetch::{
@@ -45,14 +46,17 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
     if owner == shard.id && request.tags.is_empty() {
         let first = Attempt::from_memory(shard, &request);
         if first.disk.is_empty() && (first.is_enough(&request) || request.wait_ms_max == 0) {
+            first.count_memory(shard);
             return answer(shard, connection, correlation_id, first.fetched);
         }
         first.fetched.release(shard);
     }
-    if shard.parked_count.get() >= SHARD_PARKED_FETCHES_MAX {
-        let message = format!("{SHARD_PARKED_FETCHES_MAX} fetches wait on this shard already");
+    let Some(under_way) = UnderWay::begin(shard, request.partitions.len()) else {
+        let message = format!(
+            "{SHARD_PARKED_FETCHES_MAX} fetches, or {SHARD_FETCH_PARTITIONS_MAX} partitions of fetches, wait on this shard already"
+        );
         return shard.answer_error(connection, correlation_id, ErrorCode::TOO_MANY_REQUESTS, message);
-    }
+    };
     connection.requests.set(connection.requests.get() + 1);
     let (shard, connection) = (Rc::clone(shard), Rc::clone(connection));
     spawn_local(async move {
@@ -64,8 +68,33 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
             fetch_hop::fetch_there(&shard, &connection, correlation_id, owner, request).await;
         }
         connection.requests.set(connection.requests.get() - 1);
+        drop(under_way);
         shard.flush_touched();
     });
+}
+
+/// Counts a fetch from its start to its answer, whatever it waits for.
+struct UnderWay {
+    shard: Rc<Shard>,
+    partitions: usize,
+}
+
+impl UnderWay {
+    fn begin(shard: &Rc<Shard>, partitions: usize) -> Option<Self> {
+        let (fetches, all) = shard.fetches_under_way.get();
+        if fetches >= SHARD_PARKED_FETCHES_MAX || all + partitions > SHARD_FETCH_PARTITIONS_MAX {
+            return None;
+        }
+        shard.fetches_under_way.set((fetches + 1, all + partitions));
+        Some(Self { shard: Rc::clone(shard), partitions })
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let (fetches, all) = self.shard.fetches_under_way.get();
+        self.shard.fetches_under_way.set((fetches - 1, all - self.partitions));
+    }
 }
 
 fn check(request: &FetchRequest) -> Result<(), String> {
@@ -122,38 +151,58 @@ pub(crate) async fn fetch_here(
         for partition in &request.partitions {
             shard.parked.park(partition.key, &signal);
         }
-        let mut attempt = Attempt::from_memory(shard, &request);
-        let disk = std::mem::take(&mut attempt.disk);
-        if !disk.is_empty() {
-            // Nothing is read for a client that has gone.
-            if !client.is_some_and(|client| client.is_closed()) {
-                attempt.read_disk(shard, &request, disk, parked_before, taker).await;
-            }
-        }
+        let mut fetched = look(shard, &request, filter.is_some(), parked_before, taker).await;
         let mut used_up = false;
         if let Some(filter) = &mut filter {
-            filter.apply(shard, &request, &mut attempt.fetched, taker).await;
+            filter.apply(shard, &mut fetched).await;
             used_up = filter.is_used_up();
         }
         let left = due.saturating_sub(shard.clock.exact());
         let gone = client.is_some_and(|client| client.is_closed());
-        if attempt.is_enough(&request) || used_up || left.is_zero() || shard.stopping.get() || gone {
+        let enough = is_enough(&request, &fetched.outcomes, fetched.bytes);
+        if enough || used_up || left.is_zero() || shard.stopping.get() || gone {
             for partition in &request.partitions {
                 shard.parked.unpark(partition.key, &signal);
             }
-            return attempt.fetched;
+            return fetched;
         }
-        attempt.fetched.release(shard);
-        if filter.is_some() && attempt.fetched.bytes == 0 && tag_filter::go_on(&mut request, &attempt.fetched.outcomes)
-        {
+        fetched.release(shard);
+        if filter.is_some() && fetched.bytes == 0 && tag_filter::go_on(&mut request, &fetched.outcomes) {
             yield_if_needed().await;
             continue;
         }
+        drop(fetched);
         let parked = ParkedGuard::new(shard);
         shard.clock.timeout(left, signal.wait()).await;
         drop(parked);
         parked_before = true;
     }
+}
+
+/// One look at memory and disk.
+async fn look(shard: &Rc<Shard>, request: &FetchRequest, filtered: bool, was_tail: bool, taker: Taker) -> Fetched {
+    let mut first = Attempt::from_memory(shard, request);
+    if first.disk.is_empty() && !filtered {
+        first.count_memory(shard);
+        return first.fetched;
+    }
+    // Nothing is pinned while the copies wait for their turn.
+    first.fetched.release(shard);
+    let Some(copied) = shard.copies_for(taker).reserve(taker, copy_bytes_max(request)).await else {
+        // The client has gone.
+        first.fetched.parts.clear();
+        return first.fetched;
+    };
+    let mut attempt = Attempt::from_memory(shard, request);
+    attempt.count_memory(shard);
+    attempt.fetched.copied = Some(copied);
+    let memory_bytes = attempt.fetched.bytes;
+    let disk = std::mem::take(&mut attempt.disk);
+    attempt.read_disk(shard, request, disk, was_tail).await;
+    if !filtered {
+        attempt.fetched.shrink_copied(attempt.fetched.bytes - memory_bytes);
+    }
+    attempt.fetched
 }
 
 /// Whether there is something to answer now: enough bytes, as many as fit, or what the client must learn at once.
@@ -235,7 +284,6 @@ impl Attempt {
                 outcome.payload_bytes = bytes as u32;
                 self.fetched.bytes += bytes;
                 self.fetched.parts.extend(slices.into_iter().map(Part::Block));
-                shard.metrics.fetched_memory_bytes_total.add(bytes as u64);
             }
             FetchPlan::Disk { memory_from } => self.disk.push((at, memory_from)),
             FetchPlan::AtEnd => {}
@@ -252,6 +300,10 @@ impl Attempt {
         is_enough(request, &self.fetched.outcomes, self.fetched.bytes)
     }
 
+    fn count_memory(&self, shard: &Shard) {
+        shard.metrics.fetched_memory_bytes_total.add(self.fetched.bytes as u64);
+    }
+
     /// Reads what memory did not have. The parts of the reply stay in the order of its partitions.
     async fn read_disk(
         &mut self,
@@ -259,12 +311,9 @@ impl Attempt {
         request: &FetchRequest,
         disk: Vec<(usize, Offset)>,
         was_tail: bool,
-        taker: Taker,
     ) {
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
-        let Some(mut copied) = shard.copies.reserve(taker, copy_bytes_max(request)).await else { return };
         let budget = budget(request);
-        let memory_bytes = self.fetched.bytes;
         for (at, memory_from) in disk {
             let left = budget.saturating_sub(self.fetched.bytes);
             if left == 0 && self.fetched.bytes > 0 {
@@ -291,8 +340,6 @@ impl Attempt {
                 }
             }
         }
-        copied.shrink_to(self.fetched.bytes - memory_bytes);
-        self.fetched.copied = (copied.bytes() > 0).then_some(copied);
         self.interleave(found);
     }
 
@@ -317,6 +364,14 @@ impl Attempt {
 }
 
 impl Fetched {
+    /// The copies are only so many bytes; the rest of what was reserved for them is given back.
+    pub(crate) fn shrink_copied(&mut self, bytes: usize) {
+        if let Some(mut copied) = self.copied.take() {
+            copied.shrink_to(bytes);
+            self.copied = (copied.bytes() > 0).then_some(copied);
+        }
+    }
+
     pub(crate) fn release(&self, shard: &Shard) {
         shard.release(&self.parts);
     }
@@ -325,7 +380,8 @@ impl Fetched {
 /// What one answer may have before the next partition is left out. The last batch taken may go past it by its own size, and
 /// all must fit one frame.
 fn budget(request: &FetchRequest) -> usize {
-    (request.bytes_max as usize).min(FETCH_BYTES_MAX - BATCH_BYTES_MAX)
+    let most = if request.tags.is_empty() { FETCH_BYTES_MAX - BATCH_BYTES_MAX } else { FILTERED_FETCH_BYTES_MAX };
+    (request.bytes_max as usize).min(most)
 }
 
 /// What the copies of one answer may take: a batch that is larger than the budget is read nevertheless.

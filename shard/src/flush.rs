@@ -134,6 +134,7 @@ fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>) -> Option<(FlushPl
 
 /// Puts the extent together, gives it its place in the log and starts its writes.
 async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<(), String> {
+    let waiters = InHand { shard, taken };
     let sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
     let layout = Layout::of_runs(&sizes);
     if shard.log.is_unreserved() {
@@ -173,10 +174,10 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
 
     let marks = plan.marks();
     let sized = image.bytes() as u64;
-    let synced = taken.wants_sync();
+    let synced = waiters.taken.wants_sync();
     shard.log.wait_for_fill(shard, layout.extent_bytes).await?;
     let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len())?;
-    shard.acks.borrow_mut().placed(placed.end, marks, taken);
+    shard.acks.borrow_mut().placed(placed.end, marks, waiters.into_taken());
     shard.log.fill_ahead(shard, &placed, synced);
     shard.metrics.extents_written_total.add(1);
     shard.metrics.runs_written_total.add(plan.runs.len() as u64);
@@ -189,6 +190,24 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
         extent_written(&shard, placed.sequence, written);
     });
     Ok(())
+}
+
+/// Waiters of the plan in hand. If it comes to nothing they are given back, so that the failing log answers them.
+struct InHand<'a> {
+    shard: &'a Shard,
+    taken: Taken,
+}
+
+impl InHand<'_> {
+    fn into_taken(mut self) -> Taken {
+        std::mem::take(&mut self.taken)
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.shard.acks.borrow_mut().give_back(std::mem::take(&mut self.taken));
+    }
 }
 
 fn entry_of(run: &PlannedRun, place: u32, crc: u32, append_time_ms: i64) -> RunEntry {

@@ -219,16 +219,14 @@ impl LogWriter {
         })
     }
 
-    /// Waits until no zeros are being written where the next extent of `extent_bytes` goes. Called by the flusher, right
+    /// Waits until the log may take the next extent: it has not failed meanwhile, and no zeros are being written where the next extent of `extent_bytes` goes. Called by the flusher, right
     /// before [`LogWriter::place`].
     pub(crate) async fn wait_for_fill(&self, shard: &Shard, extent_bytes: u32) -> Result<(), String> {
         loop {
             let place = self.tail.borrow().open_segment().map_or(0, |open| open.place);
+            shard.check_log()?;
             if !self.prefill.borrow().must_wait(place + u64::from(extent_bytes)) {
                 return Ok(());
-            }
-            if shard.log_failed.get() {
-                return Err("the log has failed".into());
             }
             self.progress.wait().await;
         }
@@ -302,12 +300,11 @@ impl LogWriter {
     /// Waits until nothing is being written or synced.
     async fn quiesce(&self, shard: &Shard) -> Result<(), String> {
         while !self.is_idle() {
-            if shard.log_failed.get() {
-                return Err("the log has failed".into());
-            }
+            shard.check_log()?;
             self.progress.wait().await;
         }
-        Ok(())
+        // What ended last may have failed.
+        shard.check_log()
     }
 
     /// Syncs all that is placed. Nothing else writes meanwhile: only the flusher places extents, and it waits here.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use ringmain_core::acks::WaitToken;
 use ringmain_core::batch::{self, BatchError, BatchHeader, FLAG_SPARSE};
 use ringmain_core::ids::{Durability, PartitionKey, ShardId};
-use ringmain_core::limits::PRODUCE_BATCHES_MAX;
+use ringmain_core::limits::{PRODUCE_BATCHES_MAX, PRODUCE_TIMEOUT_MS_MAX, SHARD_WAITS_MAX};
 use ringmain_core::store::AppendError;
 use ringmain_wire::batch::{BatchView, InvalidBatch};
 use ringmain_wire::error_code::ErrorCode;
@@ -235,6 +235,13 @@ fn append(
         produce.push(refused(header.key, ErrorCode::UNAVAILABLE, "the broker is stopping".into()));
         return Ok(());
     }
+    if level > Durability::Memory && shard.acks.borrow().waiting() >= SHARD_WAITS_MAX {
+        shard.metrics.busy_refusals_total.add(1);
+        let message = format!("{SHARD_WAITS_MAX} batches of this shard wait for the disk already");
+        let busy = refused(header.key, ErrorCode::SERVER_BUSY, message);
+        produce.push(ProduceOutcome { retry_after_ms: BUSY_RETRY_MS, ..busy });
+        return Ok(());
+    }
     let now_ms = shard.clock.monotonic().as_millis() as u64;
     let mut store = shard.store.borrow_mut();
     let appended = store.append(&*shard.memory, header, bytes, now_ms, shard.clock.now_ms())?;
@@ -337,7 +344,7 @@ impl PendingProduce {
             counted: Cell::new(false),
             answered: Cell::new(false),
             batches,
-            due: shard.clock.monotonic() + Duration::from_millis(u64::from(timeout_ms)),
+            due: shard.clock.monotonic() + Duration::from_millis(u64::from(timeout_ms.min(PRODUCE_TIMEOUT_MS_MAX))),
         })
     }
 

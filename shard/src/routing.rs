@@ -68,6 +68,12 @@ impl Routing {
         all
     }
 
+    /// Partitions of all topics.
+    #[must_use]
+    pub fn partition_count(&self) -> usize {
+        self.topics.values().map(|topic| topic.info.partition_stores.len()).sum()
+    }
+
     /// The shard that has the partition.
     #[must_use]
     pub fn shard_of(&self, key: PartitionKey) -> Option<ShardId> {

@@ -11,7 +11,7 @@ use ringmain_core::acks::Acks;
 use ringmain_core::fetch::Slice;
 use ringmain_core::gather::Gather;
 use ringmain_core::ids::ShardId;
-use ringmain_core::limits::HOLD_MS_MAX;
+use ringmain_core::limits::{HOLD_MS_MAX, SHARD_HEAD_BYTES_MAX};
 use ringmain_core::store::ShardStore;
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::frame::FrameEncoder;
@@ -23,7 +23,7 @@ use crate::catch_up::Readers;
 use crate::clock::Clock;
 use crate::command::ShardCommand;
 use crate::connection::{Connection, Part};
-use crate::copies::Copies;
+use crate::copies::{Copies, Taker, Waiting};
 use crate::log_writer::LogWriter;
 use crate::mailbox::MailboxSender;
 use crate::mesh::{Call, NoCredit};
@@ -92,6 +92,14 @@ pub(crate) struct Shard {
     /// One connection at a time may have more than there is, so that frames that wait for each other come to an end.
     pub(crate) receive_exceeded: Cell<bool>,
     pub(crate) copies: Rc<Copies>,
+    /// The same for what other shards ask for.
+    pub(crate) hop_copies: Rc<Copies>,
+    /// Fetches that have a task, and their partitions.
+    pub(crate) fetches_under_way: Cell<(usize, usize)>,
+    /// Bytes of answers without records that are queued on all connections, and who waits for some to go.
+    pub(crate) head_bytes: Cell<usize>,
+    pub(crate) head_waiting: Cell<usize>,
+    pub(crate) heads_sent: Broadcast,
     pub(crate) flush_wanted: Signal,
     pub(crate) memory_freed: Broadcast,
     /// A produce waits for memory: flush what there is.
@@ -116,6 +124,27 @@ impl Shard {
             if let Part::Block(slice) = part {
                 store.unpin(&*self.memory, std::slice::from_ref(slice));
             }
+        }
+    }
+
+    /// Waits until another large answer without records may be queued.
+    pub(crate) async fn head_room(&self) {
+        let _waiting = Waiting::new(&self.head_waiting);
+        while self.head_bytes.get() > SHARD_HEAD_BYTES_MAX {
+            self.heads_sent.wait().await;
+        }
+    }
+
+    pub(crate) fn heads_gone(&self, bytes: usize) {
+        self.head_bytes.set(self.head_bytes.get() - bytes);
+        self.heads_sent.raise();
+    }
+
+    /// The budget that copies for `taker` come from.
+    pub(crate) fn copies_for(&self, taker: Taker) -> &Rc<Copies> {
+        match taker {
+            Taker::Client(_) => &self.copies,
+            Taker::Hop => &self.hop_copies,
         }
     }
 
@@ -174,14 +203,19 @@ impl Shard {
         );
     }
 
+    /// An error once the log has failed: nothing is placed, synced or sealed in it any more.
+    pub(crate) fn check_log(&self) -> Result<(), String> {
+        if self.log_failed.get() { Err("the log has failed".into()) } else { Ok(()) }
+    }
+
     /// The shard's log has failed for good: nobody is acked any more; blocks and files stay readable.
     pub(crate) fn fail_log(&self, reason: &str) {
-        if self.log_failed.replace(true) {
-            return;
+        if !self.log_failed.replace(true) {
+            tracing::error!(shard = self.id.0, "the shard log failed, its partitions only serve fetches now: {reason}");
+            self.metrics.log_failed.set(1);
+            self.log.fail();
         }
-        tracing::error!(shard = self.id.0, "the shard log failed, its partitions only serve fetches now: {reason}");
-        self.metrics.log_failed.set(1);
-        self.log.fail();
+        // Also when it had failed before: a flush that was under way comes to its end only now.
         let tokens = self.acks.borrow_mut().fail();
         produce::waits_over(self, &tokens, false);
         self.flush_touched();
@@ -227,7 +261,7 @@ impl Shard {
                 Duration::ZERO,
                 Connection::blocked_since,
             );
-        } else if self.copies.is_short() {
+        } else if self.copies.is_short() || self.head_waiting.get() > 0 {
             let patience = Duration::from_millis(HOLD_MS_MAX);
             self.close_oldest("its unread replies hold memory that is short", patience, Connection::blocked_since);
         }

@@ -25,6 +25,7 @@ use ringmain_wire::frame::FrameEncoder;
 use crate::arena::{Arena, ArenaError, ArenaIdentity};
 use crate::broker::ArenaChoice;
 use crate::clock::{Clock, sleep};
+use crate::copies::Copies;
 use crate::files::{LogFile, WriteBuffer, remove, sync_dir};
 use crate::flush;
 use crate::life::Life;
@@ -36,6 +37,7 @@ use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
 use crate::signal::{Broadcast, Signal};
+use ringmain_core::limits::{SHARD_COPY_BYTES_MAX, SHARD_HOP_COPY_BYTES_MAX};
 
 /// An arena whose adoption panicked so often is put aside.
 const ADOPTIONS_MAX: u32 = 3;
@@ -120,14 +122,36 @@ enum NoArena {
     Lost(String),
 }
 
+/// Epochs that a log may have come to since its partitions were made, for one that is gone altogether.
+const EPOCHS_OF_A_LOST_LOG: u32 = 1 << 16;
+
+/// The epoch to be past, when the log of the shard is gone though it has partitions: they are made only once its first
+/// checkpoint is synced.
+fn epoch_of_lost_log(life: &Life, recovered: &Recovered) -> Option<Epoch> {
+    if recovered.last_incarnation != Incarnation(0) {
+        return None;
+    }
+    let here = life.topics.iter().filter(|(topic, _)| topic.partitions_on(life.id).next().is_some());
+    let made = here.flat_map(|(_, epochs)| epochs).max()?;
+    Some(Epoch(made.0.saturating_add(EPOCHS_OF_A_LOST_LOG)))
+}
+
 /// Opens the memory: the arena of the process before if it is this log's last memory, else a new one.
 fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
     let identity = ArenaIdentity::of(&life.data_dir, life.log_id, life.id).map_err(|error| error.to_string())?;
-    let fresh = recovered.last_incarnation == Incarnation(0);
+    let lost_log = epoch_of_lost_log(life, recovered);
+    if lost_log.is_some() {
+        tracing::error!(
+            shard = life.id.0,
+            dir = %life.dir.display(),
+            "the log of this shard is gone: all records of its partitions are lost, and their offsets jump"
+        );
+    }
+    let fresh = recovered.last_incarnation == Incarnation(0) && lost_log.is_none();
     let no_arena = match &life.arena {
         ArenaChoice::Anonymous if recovered.clean || fresh => NoArena::NotNeeded,
         ArenaChoice::Anonymous => NoArena::Lost("the process before had its memory in an anonymous arena".into()),
-        ArenaChoice::Dir(dir) => match take_over(life, recovered, dir, &identity)? {
+        ArenaChoice::Dir(dir) => match take_over(life, recovered, dir, &identity, fresh)? {
             Ok(memory) => return Ok(memory),
             Err(no_arena) => no_arena,
         },
@@ -139,12 +163,13 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
         }
         NoArena::NotNeeded => recovered.epoch,
         NoArena::Lost(reason) => {
+            let epoch = lost_log.unwrap_or(Epoch(recovered.epoch.0 + 1));
             tracing::warn!(
                 shard = life.id.0,
-                epoch = recovered.epoch.0 + 1,
+                epoch = epoch.0,
                 "unflushed records of the process before are lost, offsets jump: {reason}"
             );
-            Epoch(recovered.epoch.0 + 1)
+            epoch
         }
     };
     let slabs = u32::try_from(life.slabs).unwrap_or(u32::MAX);
@@ -157,14 +182,14 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
     Ok(Memory { arena, store, adopted: Adopted::default(), is_old: false })
 }
 
-/// Tries to take over the arena of the process before. The outer error means that the shard can't start.
+/// Tries to take over the arena of the process before; a `fresh` log has none. The outer error means that the shard can't start.
 fn take_over(
     life: &Life,
     recovered: &Recovered,
     dir: &Path,
     identity: &ArenaIdentity,
+    fresh: bool,
 ) -> Result<Result<Memory, NoArena>, String> {
-    let fresh = recovered.last_incarnation == Incarnation(0);
     let kept = kept_as(&life.data_dir, &crate::arena::arena_path(dir, identity), Clock::current().now_ms());
     let (mut arena, header) = match Arena::open_existing(dir, identity) {
         Ok(found) => found,
@@ -414,7 +439,12 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         receive_freed: Broadcast::default(),
         receive_waiting: Cell::new(0),
         receive_exceeded: Cell::new(false),
-        copies: Rc::default(),
+        copies: Rc::new(Copies::new(SHARD_COPY_BYTES_MAX)),
+        fetches_under_way: Cell::default(),
+        head_bytes: Cell::default(),
+        head_waiting: Cell::default(),
+        heads_sent: Broadcast::default(),
+        hop_copies: Rc::new(Copies::new(SHARD_HOP_COPY_BYTES_MAX)),
         flush_wanted: Signal::default(),
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),

@@ -12,8 +12,7 @@ use ringmain_wire::sparse::{Filtered, SparseBuilder};
 use ringmain_wire::tag::TagFilter;
 
 use crate::connection::Part;
-use crate::copies::Taker;
-use crate::fetch::{Fetched, copy_bytes_max};
+use crate::fetch::Fetched;
 use crate::runtime::yield_if_needed;
 use crate::shard::Shard;
 
@@ -36,20 +35,11 @@ impl FetchFilter {
         self.scanned >= FETCH_SCAN_BYTES_MAX
     }
 
-    /// Replaces what was found by copies of what passes. Nothing is left of it when the client has gone meanwhile.
-    pub(crate) async fn apply(
-        &mut self,
-        shard: &std::rc::Rc<Shard>,
-        request: &FetchRequest,
-        fetched: &mut Fetched,
-        taker: Taker,
-    ) {
+    /// Replaces what was found by copies of what passes, which its budget for copies covers.
+    pub(crate) async fn apply(&mut self, shard: &Shard, fetched: &mut Fetched) {
         let found = std::mem::take(&mut fetched.parts);
         self.scanned += fetched.bytes;
         shard.metrics.filtered_bytes_total.add(fetched.bytes as u64);
-        if fetched.copied.is_none() && !found.is_empty() {
-            fetched.copied = shard.copies.reserve(taker, copy_bytes_max(request)).await;
-        }
         let mut at = 0;
         fetched.bytes = 0;
         for outcome in &mut fetched.outcomes {
@@ -57,12 +47,10 @@ impl FetchFilter {
             let mut passed = Vec::new();
             while left > 0 && at < found.len() {
                 left = left.saturating_sub(found[at].bytes());
-                if fetched.copied.is_some() {
-                    self.copy_passing(found[at].as_bytes(shard), &mut passed).await;
-                }
+                self.copy_passing(found[at].as_bytes(shard), &mut passed).await;
                 at += 1;
             }
-            // No more than was found, which a u32 counted.
+            // Indexes may make it a little more than was found, which is a few MiB.
             outcome.payload_bytes = passed.len() as u32;
             fetched.bytes += passed.len();
             if !passed.is_empty() {
@@ -70,10 +58,7 @@ impl FetchFilter {
             }
         }
         shard.release(&found);
-        if let Some(mut copied) = fetched.copied.take() {
-            copied.shrink_to(fetched.bytes);
-            fetched.copied = (copied.bytes() > 0).then_some(copied);
-        }
+        fetched.shrink_copied(fetched.bytes);
     }
 
     /// Appends what passes of the batches in `bytes`.

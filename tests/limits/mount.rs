@@ -7,6 +7,8 @@ use std::process::Command;
 pub struct Mount {
     at: PathBuf,
     _dir: tempfile::TempDir,
+    /// What it lies in, unmounted after it.
+    below: Option<Box<Mount>>,
 }
 
 impl Mount {
@@ -20,7 +22,18 @@ impl Mount {
 
     /// An ext4 in a file of so many bytes.
     pub fn ext4(bytes: u64) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
+        Self::ext4_in(tempfile::tempdir().unwrap(), bytes, None)
+    }
+
+    /// An ext4 whose device fails writes with EIO once `good_bytes` of it have been written: its file lies in a smaller
+    /// filesystem.
+    pub fn failing_ext4(bytes: u64, good_bytes: u64) -> Option<Self> {
+        let below = Self::tmpfs(&good_bytes.to_string())?;
+        let dir = tempfile::tempdir_in(below.path()).unwrap();
+        Self::ext4_in(dir, bytes, Some(Box::new(below)))
+    }
+
+    fn ext4_in(dir: tempfile::TempDir, bytes: u64, below: Option<Box<Self>>) -> Option<Self> {
         let (image, at) = (dir.path().join("image"), dir.path().join("mounted"));
         std::fs::create_dir(&at).unwrap();
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
@@ -28,7 +41,9 @@ impl Mount {
             eprintln!("skipped: mkfs.ext4 does not work here");
             return None;
         }
-        Self::made(dir, &at, Command::new("mount").args(["-o", "loop"]).arg(&image))
+        let mut made = Self::made(dir, &at, Command::new("mount").args(["-o", "loop"]).arg(&image))?;
+        made.below = below;
+        Some(made)
     }
 
     fn made(dir: tempfile::TempDir, at: &Path, command: &mut Command) -> Option<Self> {
@@ -36,7 +51,7 @@ impl Mount {
             eprintln!("skipped: mounting is not allowed here (needs root)");
             return None;
         }
-        Some(Self { at: at.to_owned(), _dir: dir })
+        Some(Self { at: at.to_owned(), below: None, _dir: dir })
     }
 
     pub fn path(&self) -> &Path {

@@ -1,8 +1,9 @@
 //! Sparse batches: what a filtered fetch sends. A copy of those records of a batch that pass, with their own CRC; record i
 //! has the offset `base_offset + indexes[i]`, so that the offsets stay what they were.
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 use ringmain_core::batch::{BatchHeader, stamp};
+use ringmain_core::limits::BATCH_BYTES_MAX;
 
 use crate::batch::{BatchView, Entry};
 use crate::batch_builder::BatchParts;
@@ -15,7 +16,8 @@ pub enum Filtered {
     All,
     /// No record passes: send nothing.
     Nothing,
-    /// Some pass: send this sparse batch instead.
+    /// Some pass: send these sparse batches instead, one behind the other. It is one but where indexes make it larger than a
+    /// batch may be.
     Some(Bytes),
 }
 
@@ -45,8 +47,20 @@ impl SparseBuilder {
         match kept.len() {
             0 => Filtered::Nothing,
             all if all == batch.record_count() as usize => Filtered::All,
-            _ => Filtered::Some(self.copy(batch, &kept)),
+            _ => Filtered::Some(self.copy_all(batch, &kept)),
         }
+    }
+
+    fn copy_all(&mut self, batch: &BatchView<'_>, kept: &[u32]) -> Bytes {
+        let whole = self.copy(batch, kept);
+        if whole.len() <= BATCH_BYTES_MAX {
+            return whole;
+        }
+        // An index has 4 bytes, a record 20 at least: a half fits.
+        let (front, back) = kept.split_at(kept.len() / 2);
+        let mut halves = BytesMut::from(&self.copy(batch, front)[..]);
+        halves.extend_from_slice(&self.copy(batch, back));
+        halves.freeze()
     }
 
     /// A sparse copy of the records of `batch` with these numbers (places in the batch, from 0, rising).

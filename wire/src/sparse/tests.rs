@@ -81,3 +81,25 @@ proptest! {
         prop_assert_eq!(offsets(&sparse), expected);
     }
 }
+
+#[test]
+fn indexes_never_make_a_batch_larger_than_may_be() {
+    let mut builder = BatchBuilder::new(PartitionKey::new(1, 2));
+    for number in 0..65_000 {
+        let tag = if number == 7 { "n" } else { "y" };
+        builder.push(&NewRecord { value: Some(b"abc"), tag: Some(tag), ..NewRecord::default() }).unwrap();
+    }
+    let mut bytes = builder.finish().to_vec();
+    stamp(&mut bytes, Offset(100), 5, Epoch(1));
+    let Filtered::Some(sparse) = SparseBuilder::new().filter(&view(&bytes), &TagFilter::new(&["y".into()])) else {
+        panic!("most pass")
+    };
+    let (mut rest, mut found) = (&sparse[..], Vec::new());
+    while !rest.is_empty() {
+        let header = BatchHeader::parse(rest).unwrap();
+        found.extend(offsets(rest));
+        rest = &rest[header.batch_bytes as usize..];
+    }
+    let expected: Vec<u64> = (100..65_100).filter(|offset| *offset != 107).collect();
+    assert_eq!(found, expected);
+}
