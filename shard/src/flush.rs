@@ -177,7 +177,8 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
     let synced = waiters.taken.wants_sync();
     shard.log.wait_for_fill(shard, layout.extent_bytes).await?;
     let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len())?;
-    shard.acks.borrow_mut().placed(placed.end, marks, waiters.into_taken());
+    let taken = waiters.into_taken();
+    shard.acks.borrow_mut().placed(placed.end, marks, taken);
     shard.log.fill_ahead(shard, &placed, synced);
     shard.metrics.extents_written_total.add(1);
     shard.metrics.runs_written_total.add(plan.runs.len() as u64);
