@@ -262,7 +262,6 @@ mod tests {
             "ringmain serve --listen nowhere",
             "ringmain serve --log loud,,=",
             "ringmain produce t --durability soon",
-            "ringmain topic alter t",
             "ringmain topic alter t --compression rar",
             "ringmain topic create t --retention-ms 7parsecs",
             "ringmain topic create t --retention-bytes lots",

@@ -1,6 +1,6 @@
 //! `ringmain topic create | list | describe | alter | delete`.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ringmain_core::limits::TOPIC_STORES_MAX;
 use ringmain_wire::client::{Client, NewTopic, TopicAlteration, TopicSettings};
 use ringmain_wire::metadata::TopicMetadata;
@@ -25,7 +25,9 @@ pub fn topic(command: TopicCommand) -> Result<()> {
             TopicCommand::List { output } => list(&open(&output).await?, &output).await,
             TopicCommand::Describe { name, output } => describe(&open(&output).await?, &name, &output).await,
             TopicCommand::Alter { name, settings, output } => {
-                alter(&open(&output).await?, &name, settings.alteration(), &output).await
+                let change = settings.alteration();
+                ensure!(!change.is_empty(), "name a setting to change, such as --retention-ms 7d");
+                alter(&open(&output).await?, &name, change, &output).await
             }
             TopicCommand::Delete { name, output } => delete(&open(&output).await?, &name, &output).await,
         }

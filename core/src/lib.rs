@@ -21,6 +21,7 @@ pub mod limits;
 pub mod log;
 pub mod offsets;
 pub mod recover;
+pub mod retention;
 pub mod segment;
 pub mod store;
 #[cfg(test)]

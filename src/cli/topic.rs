@@ -1,6 +1,6 @@
 //! What can be typed behind `ringmain topic`.
 
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{Args, Subcommand};
 use ringmain_core::codec::{Compression, UnknownCompression};
 use ringmain_core::ids::Durability;
 use ringmain_core::topic::TopicAlteration;
@@ -42,7 +42,6 @@ pub enum TopicCommand {
         output: TopicOutput,
     },
     /// Change settings of a topic; what is not named stays as it is.
-    #[command(group = ArgGroup::new("settings").multiple(true).required(true))]
     Alter {
         /// Its name.
         name: String,
@@ -64,21 +63,21 @@ pub enum TopicCommand {
 #[derive(Clone, Debug, Args)]
 pub struct SettingArgs {
     /// Level of produces that leave it to the topic: memory, flushed or synced [a new topic has: memory].
-    #[arg(long, value_name = "LEVEL", group = "settings", value_parser = parse_durability)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_durability)]
     pub durability: Option<Durability>,
     /// Least level: produces that ask for less get this; raises the other with it [a new topic has: memory].
-    #[arg(long, value_name = "LEVEL", group = "settings", value_parser = parse_durability)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_durability)]
     pub durability_floor: Option<Durability>,
     /// Compress records on disk: auto, none, lz4 or zstd [a new topic has: auto].
-    #[arg(long, value_name = "HOW", group = "settings", value_parser = parse_compression)]
+    #[arg(long, value_name = "HOW", value_parser = parse_compression)]
     pub compression: Option<Compression>,
     /// Drop records that were appended longer ago: milliseconds, or such as 90s, 30m, 12h, 7d; none = keep them for ever [a
     /// new topic has: none].
-    #[arg(long, value_name = "TIME", group = "settings", value_parser = parse_retention_ms)]
+    #[arg(long, value_name = "TIME", value_parser = parse_retention_ms)]
     pub retention_ms: Option<Bound>,
     /// Drop the oldest records when the topic takes more of the broker's disk: bytes, or such as 512MiB; none = no bound [a
     /// new topic has: none].
-    #[arg(long, value_name = "BYTES", group = "settings", value_parser = parse_retention_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_retention_bytes)]
     pub retention_bytes: Option<Bound>,
 }
 
