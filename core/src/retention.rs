@@ -92,7 +92,6 @@ pub struct Judged {
 pub struct Retention {
     topics: HashMap<TopicId, TopicCount>,
     segments: BTreeMap<SegmentSequence, SegmentCount>,
-    live: u64,
 }
 
 impl Retention {
@@ -111,7 +110,6 @@ impl Retention {
             return;
         }
         count.live += bytes;
-        self.live += bytes;
         let fresh = TopicCount { first: segment, ..TopicCount::default() };
         let topic = self.topics.entry(run.key.topic).or_insert(fresh);
         topic.live += bytes;
@@ -130,7 +128,6 @@ impl Retention {
         if let Some(topic) = self.topics.get_mut(&run.key.topic) {
             topic.live = topic.live.saturating_sub(bytes);
         }
-        self.live = self.live.saturating_sub(bytes);
     }
 
     /// The settings of a topic have changed.
@@ -147,15 +144,20 @@ impl Retention {
 
     /// A segment's file is gone.
     pub fn forget_segment(&mut self, segment: SegmentSequence) {
-        if let Some(count) = self.segments.remove(&segment) {
-            self.live = self.live.saturating_sub(count.live);
+        self.segments.remove(&segment);
+    }
+
+    /// The live bytes of a segment as they were counted anew.
+    pub fn recount(&mut self, segment: SegmentSequence, live: u64) {
+        if let Some(count) = self.segments.get_mut(&segment) {
+            count.live = live;
         }
     }
 
-    /// Live bytes of all topics.
+    /// Live bytes of all segments.
     #[must_use]
-    pub const fn live_bytes(&self) -> u64 {
-        self.live
+    pub fn live_bytes(&self) -> u64 {
+        self.segments.values().map(|count| count.live).sum()
     }
 
     /// Live bytes of a topic.
