@@ -12,8 +12,10 @@ use crate::recycle::allocated_bytes;
 use crate::runtime::yield_if_needed;
 use crate::shard::Shard;
 
-/// Smaller ranges are left: each is an extent more in the filesystem's map of the file.
+/// Shorter stretches without live runs are left.
 const PUNCH_BYTES_MIN: u64 = 1024 * 1024;
+/// Shorter pieces of such a stretch are left: each is an extent more in the filesystem's map of the file.
+const PUNCH_PIECE_BYTES_MIN: u64 = 64 * 1024;
 /// Bytes that one look punches at most, at one look a second: the filesystem frees them on the device that serves reads.
 const PUNCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// A segment is looked at again when another 8th of it is dead.
@@ -136,7 +138,7 @@ async fn punch(
         return Ok(());
     }
     let path = shard.log.path_of(segment);
-    let ranges = dead_ranges(runs, |run| is_durably_live(shard, run), PUNCH_BYTES_MIN);
+    let ranges = dead_ranges(runs, |run| is_durably_live(shard, run), PUNCH_BYTES_MIN, PUNCH_PIECE_BYTES_MIN);
     let before = allocated_bytes(&path).unwrap_or(0);
     let mut all = true;
     if !ranges.is_empty() {
