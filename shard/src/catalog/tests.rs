@@ -17,7 +17,7 @@ fn topic(id: u64, version: u64, partitions: usize) -> CatalogTopic {
                 durability_floor: Durability::Flushed,
                 compression: Compression::Lz4,
                 retention_ms: Some(version * 1000),
-                retention_bytes: (version % 2 == 0).then_some(1 << 30),
+                retention_bytes: version.is_multiple_of(2).then_some(1 << 30),
             },
             created_ms: -5,
             version,

@@ -18,7 +18,7 @@ const PUNCH_BYTES_MIN: u64 = 1024 * 1024;
 const PUNCH_PIECE_BYTES_MIN: u64 = 64 * 1024;
 /// Bytes that one look punches at most, at one look a second: the filesystem frees them on the device that serves reads.
 const PUNCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// A segment is looked at again when another 8th of it is dead.
+/// A segment is looked at when an 8th of it is dead, and again for each further one.
 const PUNCH_PART: u64 = 8;
 
 /// How much of a segment is live.
@@ -38,16 +38,20 @@ pub(super) async fn free(shard: &Rc<Shard>, reader: &mut RunReader) {
     }
     // Older segments are needed for their runs only: that one's checkpoint carries the ends of all partitions.
     let Some(before) = shard.log.checkpointed() else { return };
-    let segments: Vec<(SegmentSequence, SegmentCount)> =
-        shard.retention.counts.borrow().segments().filter(|(segment, _)| *segment < before).collect();
+    let all: Vec<(SegmentSequence, SegmentCount)> = shard.retention.counts.borrow().segments().collect();
+    // Where only the oldest of a row of segments has dead runs, all of it is dead soon, and can be written again whole.
+    let is_left_behind = |at: usize| all.get(at + 1).is_some_and(|(_, next)| is_partly_dead(next, 0));
+    let segments = all.iter().copied().enumerate().filter(|(_, (segment, _))| *segment < before);
     let (mut waits, mut readers_gone) = (false, false);
     let mut left = PUNCH_BYTES_MAX;
-    for (segment, count) in segments {
+    for (at, (segment, count)) in segments {
         if shard.stopping.get() {
             return;
         }
         let looks_dead = count.live == 0;
-        if !looks_dead && !is_worth_punching(shard, segment, &count) {
+        let punched_at = shard.retention.punched_at.borrow().get(&segment).copied().unwrap_or(0);
+        let is_of_use = looks_dead || is_partly_dead(&count, punched_at) && is_left_behind(at);
+        if !is_of_use {
             continue;
         }
         let runs = match reader.all_runs(shard, segment).await {
@@ -118,9 +122,9 @@ async fn free_segment(shard: &Rc<Shard>, segment: SegmentSequence) -> Result<(),
     Ok(())
 }
 
-fn is_worth_punching(shard: &Shard, segment: SegmentSequence, count: &SegmentCount) -> bool {
+/// Whether enough of the segment has died since `before` bytes of it were dead.
+fn is_partly_dead(count: &SegmentCount, before: u64) -> bool {
     let dead = count.total.saturating_sub(count.live);
-    let before = shard.retention.punched_at.borrow().get(&segment).copied().unwrap_or(0);
     dead.saturating_sub(before) >= PUNCH_BYTES_MIN.max(count.total / PUNCH_PART)
 }
 
