@@ -22,6 +22,7 @@ pub mod log;
 pub mod offsets;
 pub mod prefill;
 pub mod recover;
+pub mod retention;
 pub mod segment;
 pub mod store;
 #[cfg(test)]

@@ -558,6 +558,12 @@ impl ShardStore {
         true
     }
 
+    /// Gives up what lies before `start`, but nothing that is not synced. Says whether that is news.
+    pub fn raise_log_start(&mut self, key: PartitionKey, start: Offset) -> bool {
+        let Some(index) = self.find(key) else { return false };
+        self.partition_mut(index).ends.start_raised(start)
+    }
+
     /// For each partition what a checkpoint says of it.
     #[must_use]
     pub fn snapshot(&self) -> BTreeMap<PartitionKey, (Ends, Epoch)> {

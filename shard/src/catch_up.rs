@@ -5,7 +5,7 @@
 //! damaged is skipped to the end of its run and told as a gap.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -41,6 +41,8 @@ pub(crate) enum DiskFetch {
     Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize },
     /// Nothing up to there, for ever.
     Gap { to: Offset, corrupt: bool },
+    /// The offset lies below the log start by now.
+    Gone,
     /// The index could not be read: the records may be there.
     Failed(String),
 }
@@ -61,6 +63,10 @@ pub(crate) struct Readers {
     cursors: RefCell<HashMap<(PartitionKey, Offset), Place>>,
     reading: Cell<usize>,
     done: Broadcast,
+    /// Reads under way, by the order in which they began.
+    reads: RefCell<BTreeSet<u64>>,
+    next_read: Cell<u64>,
+    read_ended: Broadcast,
 }
 
 impl Readers {
@@ -69,6 +75,21 @@ impl Readers {
         self.files.borrow_mut().retain(|(other, _)| *other != segment);
         self.pages.borrow_mut().retain(|(page, _)| page.segment != segment);
         self.cursors.borrow_mut().retain(|_, place| place.segment != segment);
+    }
+
+    /// Ends when every read that has begun by now has ended: none is at what lies below log starts that were raised before.
+    pub(crate) async fn wait_out(&self) {
+        let begun = self.next_read.get();
+        while self.reads.borrow().first().is_some_and(|&oldest| oldest < begun) {
+            self.read_ended.wait().await;
+        }
+    }
+
+    fn begin_read(&self) -> ReadUnderWay<'_> {
+        let number = self.next_read.get();
+        self.next_read.set(number + 1);
+        self.reads.borrow_mut().insert(number);
+        ReadUnderWay { readers: self, number }
     }
 
     fn remember(&self, key: PartitionKey, offset: Offset, place: Place) {
@@ -115,6 +136,18 @@ impl Readers {
     }
 }
 
+struct ReadUnderWay<'a> {
+    readers: &'a Readers,
+    number: u64,
+}
+
+impl Drop for ReadUnderWay<'_> {
+    fn drop(&mut self) {
+        self.readers.reads.borrow_mut().remove(&self.number);
+        self.readers.read_ended.raise();
+    }
+}
+
 struct Admitted<'a> {
     readers: &'a Readers,
     bytes: usize,
@@ -129,6 +162,40 @@ impl Drop for Admitted<'_> {
 
 /// Reads about `bytes_max` bytes of batches from `offset` (one at least), none past `memory_from`.
 pub(crate) async fn read(
+    shard: &Rc<Shard>,
+    key: PartitionKey,
+    offset: Offset,
+    memory_from: Offset,
+    bytes_max: usize,
+    was_tail: bool,
+) -> DiskFetch {
+    // Retention waits for this before it frees anything.
+    let _read = shard.readers.begin_read();
+    let is_gone = || shard.store.borrow().ends(key).is_none_or(|(ends, _)| offset < ends.log_start());
+    if is_gone() {
+        return DiskFetch::Gone;
+    }
+    match read_from(shard, key, offset, memory_from, bytes_max, was_tail).await {
+        found @ DiskFetch::Batches { .. } => found,
+        // What was given up meanwhile is neither damaged nor a gap.
+        _ if is_gone() => DiskFetch::Gone,
+        DiskFetch::Gap { to, corrupt: true } => {
+            shard.metrics.corrupt_runs_total.add(1);
+            tracing::error!(
+                shard = shard.id.0,
+                topic = key.topic.0,
+                partition = key.partition,
+                offset = offset.0,
+                to = to.0,
+                "a run can't be read back: its records are reported as a gap"
+            );
+            DiskFetch::Gap { to, corrupt: true }
+        }
+        other => other,
+    }
+}
+
+async fn read_from(
     shard: &Rc<Shard>,
     key: PartitionKey,
     offset: Offset,
@@ -156,18 +223,13 @@ pub(crate) async fn read(
     for _ in 0..RUNS_MAX {
         let sound = read_run(shard, &mut place, memory_from, bytes_max, was_tail, &mut got).await;
         if !sound && got.parts.is_empty() {
-            shard.metrics.corrupt_runs_total.add(1);
-            let to = place.entry.next_offset.min(memory_from);
-            tracing::error!(
+            tracing::warn!(
                 shard = shard.id.0,
-                topic = key.topic.0,
-                partition = key.partition,
-                offset = offset.0,
                 segment = place.segment.0,
-                to = to.0,
-                "a run can't be read back: its records are reported as a gap"
+                place = place.entry.place,
+                "what stands on disk is not what the index says"
             );
-            return DiskFetch::Gap { to, corrupt: true };
+            return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
         }
         let run_is_read = place.at >= place.entry.stored_bytes;
         if !sound || got.bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {

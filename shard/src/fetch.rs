@@ -288,9 +288,7 @@ impl Attempt {
             FetchPlan::Disk { memory_from } => self.disk.push((at, memory_from)),
             FetchPlan::AtEnd => {}
             FetchPlan::OutOfRange => {
-                outcome.code = ErrorCode::OUT_OF_RANGE;
-                let (start, end) = (outcome.log_start, outcome.log_end);
-                outcome.message = format!("offset {} is outside {start}..{end}", partition.offset).into();
+                say_out_of_range(outcome, partition);
             }
             FetchPlan::UnknownPartition => outcome.code = ErrorCode::NOT_HERE,
         }
@@ -334,6 +332,7 @@ impl Attempt {
                     outcome.gap = Some(Gap { from: partition.offset, to, reason });
                     outcome.next_offset = to;
                 }
+                DiskFetch::Gone => *outcome = gone(shard, partition),
                 DiskFetch::Failed(message) => {
                     outcome.code = ErrorCode::INTERNAL;
                     outcome.message = message.into();
@@ -387,6 +386,21 @@ fn budget(request: &FetchRequest) -> usize {
 /// What the copies of one answer may take: a batch that is larger than the budget is read nevertheless.
 pub(crate) fn copy_bytes_max(request: &FetchRequest) -> usize {
     budget(request).max(BATCH_BYTES_MAX)
+}
+
+/// The answer for an offset that was given up while it was read.
+fn gone(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {
+    let mut outcome = outcome_of(shard, partition);
+    if outcome.code.is_ok() {
+        say_out_of_range(&mut outcome, partition);
+    }
+    outcome
+}
+
+fn say_out_of_range(outcome: &mut FetchedPartitionOutcome, partition: &FetchPartition) {
+    outcome.code = ErrorCode::OUT_OF_RANGE;
+    let (start, end) = (outcome.log_start, outcome.log_end);
+    outcome.message = format!("offset {} is outside {start}..{end}", partition.offset).into();
 }
 
 fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {

@@ -52,6 +52,13 @@ pub(crate) async fn run(shard: Rc<Shard>) {
         if shard.log_failed.get() {
             return;
         }
+        if shard.log.is_checkpoint_wanted() {
+            if let Err(error) = shard.log.checkpoint(&shard).await {
+                shard.fail_log(&error);
+                return;
+            }
+            continue;
+        }
         if let Some((plan, taken)) = next_plan(&shard, &mut after) {
             if let Err(error) = write_plan(&shard, plan, taken).await {
                 shard.fail_log(&error);
@@ -249,7 +256,8 @@ fn flushed_up_to(shard: &Rc<Shard>, flushed: Position, done: Vec<Written>) {
         }
     }
     for written in &done {
-        shard.log.index_extent(written);
+        let (segment, runs) = shard.log.index_extent(written);
+        shard.retention.written(&shard.store.borrow(), segment, runs);
     }
     let released = shard.acks.borrow_mut().flushed(flushed);
     produce::waits_over(shard, &released.acked, true);

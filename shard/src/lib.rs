@@ -37,8 +37,8 @@ pub mod preflight;
 mod produce;
 #[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
 mod raw;
-mod reclaim;
 mod recycle;
+mod retention;
 mod routing;
 pub mod runtime;
 mod shard;

@@ -22,7 +22,7 @@ use crate::net::{BoundListener, Listener};
 use crate::routing::PlacedTopic;
 use crate::runtime::{Joined, spawn_joined, spawn_local};
 use crate::shard::{Shard, ShardConfig};
-use crate::{dispatch, fetch_hop, flush, produce, reclaim, start};
+use crate::{dispatch, fetch_hop, flush, produce, retention, start};
 
 /// How often gauges, overdue produces and stalled readers are looked at.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -60,6 +60,7 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
         }
     };
     let flusher = spawn_joined(flush::run(Rc::clone(&shard)));
+    let keeper = spawn_joined(retention::run(Rc::clone(&shard)));
     spawn_local(answer_mesh(Rc::clone(&shard)));
     spawn_local(sweep(Rc::clone(&shard)));
     // Recovery reads with blocking calls: that was no stall of a serving shard.
@@ -67,7 +68,7 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
     // Both sides of the channel live as long as the broker starts.
     let _ = ready.send(Ok(()));
     serve_mail(&shard, &mut mailbox).await;
-    stop(&shard, flusher).await
+    stop(&shard, flusher, keeper).await
 }
 
 async fn serve_mail(shard: &Rc<Shard>, mailbox: &mut Mailbox<ShardCommand>) {
@@ -76,6 +77,7 @@ async fn serve_mail(shard: &Rc<Shard>, mailbox: &mut Mailbox<ShardCommand>) {
             ShardCommand::PutTopic { topic, created_epochs, done } => {
                 let taken = start::take_topic(&mut shard.store.borrow_mut(), shard.id, &topic, &created_epochs);
                 assert!(taken, "the control plane counts the partitions of each shard");
+                shard.retention.topic_changed(shard.id, &topic);
                 shard.routing.borrow_mut().put(topic);
                 drop(done);
             }
@@ -104,7 +106,7 @@ fn delete_topic(shard: &Rc<Shard>, id: TopicId, version: u64) {
         shard.parked.notify(ringmain_core::ids::PartitionKey { topic: id, partition });
     }
     shard.memory_freed.raise();
-    reclaim::wanted(shard);
+    shard.retention.topic_deleted(id);
 }
 
 fn answer_admin(shard: &Shard, connection: u64, frame: &[u8]) {
@@ -167,10 +169,12 @@ async fn sweep(shard: Rc<Shard>) {
 }
 
 /// Ends a shard so that its next start has nothing to recover: acks what waits, flushes, syncs, checkpoints, seals.
-async fn stop(shard: &Rc<Shard>, flusher: Joined<()>) -> Result<(), String> {
+async fn stop(shard: &Rc<Shard>, flusher: Joined<()>, keeper: Joined<()>) -> Result<(), String> {
     shard.stopping.set(true);
     shard.parked.notify_all();
     shard.flush_wanted.raise();
+    shard.retention.wanted.raise();
+    keeper.await;
     flusher.await;
     shard.flush_touched();
     let result = if shard.log_failed.get() {

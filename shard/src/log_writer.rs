@@ -15,7 +15,7 @@ use ringmain_core::crc::crc32c;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry};
 use ringmain_core::flush::FlushPlan;
 use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, Position, SegmentSequence};
-use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
+use ringmain_core::index::{ActiveIndex, IndexEntry, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::limits::DISK_BLOCK_BYTES;
 use ringmain_core::log::{LogTail, SegmentEnd};
 use ringmain_core::prefill::Prefill;
@@ -97,6 +97,10 @@ pub(crate) struct LogWriter {
     next_is_ack_driven: Cell<bool>,
     syncing: Cell<bool>,
     prefill: RefCell<Prefill>,
+    /// Somebody waits for a checkpoint that says what is true now.
+    checkpoint_wanted: Cell<bool>,
+    /// The segment of the newest checkpoint that is synced.
+    checkpointed: Cell<Option<SegmentSequence>>,
     /// The newest segment that has its footer.
     sealed: Cell<Option<SegmentSequence>>,
     last_sync: Cell<Duration>,
@@ -125,6 +129,8 @@ impl LogWriter {
             ack_driven: Cell::new(0),
             next_is_ack_driven: Cell::new(false),
             syncing: Cell::new(false),
+            checkpoint_wanted: Cell::new(false),
+            checkpointed: Cell::new(None),
             sealed: Cell::new(None),
             last_sync: Cell::new(Duration::ZERO),
             progress: Broadcast::default(),
@@ -283,9 +289,14 @@ impl LogWriter {
         Some((flushed, done))
     }
 
-    /// The runs of a flushed extent can be found from now on.
-    pub(crate) fn index_extent(&self, written: &Written) {
+    /// The runs of a flushed extent can be found from now on. Gives them, with their segment.
+    pub(crate) fn index_extent<'w>(
+        &self,
+        written: &'w Written,
+    ) -> (SegmentSequence, impl Iterator<Item = IndexEntry> + use<'w>) {
         self.index.borrow_mut().insert_extent(written.segment, written.extent_place, &written.entries);
+        let place = written.extent_place;
+        (written.segment, written.entries.iter().map(move |run| IndexEntry::of_run(place, run)))
     }
 
     /// One fdatasync of the open segment; gives what it covers, nothing when there was nothing to sync.
@@ -319,21 +330,80 @@ impl LogWriter {
     /// Seals the open segment and begins the next one with a checkpoint. Called by the flusher only.
     pub(crate) async fn roll(&self, shard: &Rc<Shard>) -> Result<(), String> {
         self.sync_all(shard).await?;
-        let checkpoint = checkpoint_of(&shard.store.borrow(), false, shard.clock.now_ms());
         self.seal_open().await.map_err(|error| error.to_string())?;
         loop {
             match self.open_next(shard.clock.now_ms(), self.segment_bytes).await {
                 Ok(()) => break,
-                Err(error) if error.is_full() && !shard.stopping.get() => wait_for_space(shard, &error).await,
+                Err(error) if error.is_full() && !shard.stopping.get() => {
+                    if self.checkpoint_wanted.get() {
+                        self.checkpoint_alone(shard).await?;
+                    }
+                    wait_for_space(shard, &error).await;
+                }
                 Err(error) => return Err(error.to_string()),
             }
         }
         shard.disk_full.set(false);
         shard.metrics.disk_full.set(0);
+        self.checkpoint_wanted.set(false);
+        // Taken now: the segment before may have been followed by one with newer log starts in it.
+        let checkpoint = self.checkpoint_of(shard, false);
         self.write_checkpoint(&checkpoint).await?;
+        shard.retention.checkpointed();
         self.note_synced(&shard.clock);
         prepare_next(shard);
         Ok(())
+    }
+
+    /// Asks the flusher for a checkpoint of what is true now.
+    pub(crate) fn want_checkpoint(&self, shard: &Shard) {
+        self.checkpoint_wanted.set(true);
+        shard.flush_wanted.raise();
+    }
+
+    /// Whether somebody waits for one, and there may be room for it.
+    pub(crate) fn is_checkpoint_wanted(&self) -> bool {
+        self.checkpoint_wanted.get() && !self.unreserved.get()
+    }
+
+    /// The segment of the newest checkpoint that is synced: older ones are needed for their runs only.
+    pub(crate) fn checkpointed(&self) -> Option<SegmentSequence> {
+        self.checkpointed.get()
+    }
+
+    /// Writes and syncs a checkpoint between other extents. Called by the flusher only.
+    pub(crate) async fn checkpoint(&self, shard: &Rc<Shard>) -> Result<(), String> {
+        self.checkpoint_wanted.set(false);
+        self.sync_all(shard).await?;
+        let checkpoint = self.checkpoint_of(shard, false);
+        if !self.has_room(checkpoint_extent_bytes(&checkpoint), 0) {
+            return self.roll(shard).await;
+        }
+        self.write_checkpoint(&checkpoint).await?;
+        shard.retention.checkpointed();
+        self.note_synced(&shard.clock);
+        Ok(())
+    }
+
+    /// On a full disk: a segment that holds a checkpoint and nothing else, so that retention can free the segments that
+    /// the next one needs room of. The open segment is sealed, and so is this one.
+    async fn checkpoint_alone(&self, shard: &Rc<Shard>) -> Result<(), String> {
+        let checkpoint = self.checkpoint_of(shard, false);
+        let bytes = FIRST_EXTENT_AT + u64::from(checkpoint_extent_bytes(&checkpoint)) + 16 * DISK_BLOCK_BYTES as u64;
+        match self.open_next(shard.clock.now_ms(), bytes).await {
+            Err(error) if error.is_full() => return Ok(()),
+            opened => opened.map_err(|error| error.to_string())?,
+        }
+        self.checkpoint_wanted.set(false);
+        self.write_checkpoint(&checkpoint).await?;
+        shard.retention.checkpointed();
+        self.seal_open().await.map_err(|error| error.to_string())
+    }
+
+    /// What a checkpoint says now. Everything that is placed is flushed.
+    fn checkpoint_of(&self, shard: &Shard, clean: bool) -> Checkpoint {
+        shard.retention.checkpoint_begins();
+        checkpoint_of(&shard.store.borrow(), clean, shard.clock.now_ms())
     }
 
     /// Whether the open segment still lacks room that it must have before data is written to it.
@@ -362,7 +432,7 @@ impl LogWriter {
     /// Ends the log of a clean stop: a checkpoint that says so, and a footer.
     pub(crate) async fn finish(&self, shard: &Rc<Shard>) -> Result<(), String> {
         self.sync_all(shard).await?;
-        let checkpoint = checkpoint_of(&shard.store.borrow(), true, shard.clock.now_ms());
+        let checkpoint = self.checkpoint_of(shard, true);
         if !self.has_room(checkpoint_extent_bytes(&checkpoint), 0) {
             self.roll(shard).await?;
         }
@@ -413,6 +483,7 @@ impl LogWriter {
         self.tail.borrow_mut().extent_completed(placed.sequence);
         self.sync().await?;
         self.metrics.syncs_total.add(1);
+        self.checkpointed.set(Some(placed.segment));
         Ok(())
     }
 
@@ -435,7 +506,7 @@ impl LogWriter {
         Ok(())
     }
 
-    fn seal_in_index(&self, entries: &[ringmain_core::index::IndexEntry], end: &SegmentEnd) {
+    fn seal_in_index(&self, entries: &[IndexEntry], end: &SegmentEnd) {
         let sealed = SealedIndex::of_entries(entries, end);
         self.index.borrow_mut().put(end.segment, SegmentIndex::Sealed(sealed));
     }

@@ -90,6 +90,14 @@ shard_metrics! {
     gauge segments,
     /// Dead segments freed or recycled.
     counter segments_freed_total,
+    /// Bytes of runs that retention gave up.
+    counter retention_freed_bytes_total,
+    /// Bytes given back to the filesystem from inside of segments.
+    counter punched_bytes_total,
+    /// Bytes of runs that are kept, as they stand on disk.
+    gauge retained_bytes,
+    /// 1 while retention by age pauses because the wall clock leapt.
+    gauge retention_paused,
     /// Open connections.
     gauge connections,
     /// Connections closed by the broker for a reason.

@@ -86,9 +86,10 @@ impl RecyclePool {
         self.dir.join(format!("recycled-{number}.free"))
     }
 
-    /// Takes a dead segment's file, which nobody has open any more, or removes it when the pool is full.
+    /// Takes a dead segment's file, which nobody has open any more, or removes it when the pool is full or the file has
+    /// holes: what is gained by writing to blocks that were written before would be lost in them.
     pub(crate) async fn put(&self, path: &Path) -> Result<(), FileError> {
-        if self.files.borrow().len() >= POOL_MAX {
+        if self.files.borrow().len() >= POOL_MAX || has_holes(path) {
             remove(path).await?;
             return sync_dir(&self.dir).await;
         }
@@ -117,6 +118,17 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), FileError> {
         return Err(FileError::Io { action: "reserve space for", path: path.to_owned(), source });
     }
     Ok(())
+}
+
+/// Bytes that the device holds for a file.
+pub(crate) fn allocated_bytes(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Some(std::fs::metadata(path).ok()?.blocks() * 512)
+}
+
+fn has_holes(path: &Path) -> bool {
+    let size = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    allocated_bytes(path).is_some_and(|allocated| allocated < size)
 }
 
 fn free_bytes(dir: &Path) -> Option<u64> {

@@ -31,6 +31,7 @@ use crate::mesh_message::{MeshReply, MeshRequest, ShardMesh};
 use crate::metrics::ShardMetrics;
 use crate::parked::Parked;
 use crate::produce::{self, Waits};
+use crate::retention::RetentionState;
 use crate::routing::Routing;
 use crate::signal::{Broadcast, Signal};
 
@@ -107,8 +108,7 @@ pub(crate) struct Shard {
     /// There is no room for a new segment: produces are refused until there is.
     pub(crate) disk_full: Cell<bool>,
     pub(crate) stopping: Cell<bool>,
-    pub(crate) reclaim_wanted: Cell<bool>,
-    pub(crate) reclaiming: Cell<bool>,
+    pub(crate) retention: RetentionState,
 }
 
 impl Shard {

@@ -33,6 +33,7 @@ use crate::log_reader::LogReader;
 use crate::log_writer::{LogWriter, LogWriterStart, checkpoint_of, write_bytes};
 use crate::panic_mark::{self, PanicMark};
 use crate::recycle::make_whole;
+use crate::retention::RetentionState;
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::{spawn_joined, yield_now};
 use crate::shard::Shard;
@@ -295,7 +296,7 @@ fn take_partitions(
             log_start: state.log_start,
             log_end: state.resumes_at(epoch),
             last_epoch: epoch,
-            durability_floor: topic.info.durability_floor,
+            durability_floor: topic.info.settings.durability_floor,
         })
     })
 }
@@ -409,6 +410,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         routing.put(topic);
     }
     life.metrics.arena_bytes.set(memory.store.blocks().bytes_max() as u64);
+    let retention = RetentionState::new(life.id, &log, &memory.store, &routing);
     let disk_full = log.is_unreserved();
     life.metrics.disk_full.set(u64::from(disk_full));
     Shard {
@@ -450,7 +452,6 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         memory_short: Cell::new(false),
         disk_full: Cell::new(disk_full),
         stopping: Cell::new(false),
-        reclaim_wanted: Cell::new(false),
-        reclaiming: Cell::new(false),
+        retention,
     }
 }

@@ -5,11 +5,12 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use ringmain_core::ids::Durability;
+use ringmain_core::topic::TopicAlteration;
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::message::{Request, Response};
 use ringmain_wire::metadata::TopicMetadata;
 use ringmain_wire::produce::ProduceRequest;
-use ringmain_wire::topic::DeleteTopicRequest;
+use ringmain_wire::topic::{AlterTopicRequest, DeleteTopicRequest};
 
 use crate::mount::Mount;
 use crate::support::*;
@@ -138,5 +139,47 @@ fn a_disk_filled_by_others_is_over_when_they_make_room() {
     hog.sync_all().unwrap();
     let broker = start(&mount, &place);
     assert_all_there(&broker, &topic, &ledger);
+    broker.stop();
+}
+
+#[test]
+fn retention_that_is_set_on_a_full_disk_makes_room() {
+    let place = Place::new();
+    let Some(mount) = Mount::ext4(200 << 20) else { return };
+    let mut broker = start(&mount, &place);
+    let topic = broker.topic("bounded", 1);
+    let mut ledger = Ledger::new();
+    produce_until_full(&broker, &topic, Durability::Flushed, &mut ledger);
+    let change = TopicAlteration { retention_bytes: Some(Some(40 << 20)), ..TopicAlteration::default() };
+    let alter = Request::AlterTopic(AlterTopicRequest { name: "bounded".into(), change });
+    let answer = broker.client().ask(&alter);
+    assert!(matches!(answer, Response::Topic(_)), "{answer:?}");
+    let mut client = broker.client();
+    wait_for("produces are taken again", || {
+        let outcome = client.produce(Durability::Synced, &batch(topic.topic_id, 0, &[&[9; 100]])).remove(0);
+        (outcome.code == ErrorCode::OK).then(|| ledger.insert(outcome.base_offset.0, vec![9; 64]))
+    });
+    broker.assert_well();
+    assert!(broker.metric("ringmain_segments_freed_total") >= 2.0);
+    broker.kill();
+    let broker = start(&mount, &place);
+    // Nothing more goes while it is compared.
+    let change = TopicAlteration { retention_bytes: Some(None), ..TopicAlteration::default() };
+    broker.client().ask(&Request::AlterTopic(AlterTopicRequest { name: "bounded".into(), change }));
+    let (outcomes, _) = broker.client().fetch(fetch_request(topic.topic_id, 0, 0, 0));
+    assert_eq!(outcomes[0].code, ErrorCode::OUT_OF_RANGE, "{outcomes:?}");
+    let kept = ledger.split_off(&outcomes[0].log_start.0);
+    assert!(kept.len() > 10, "{} records are kept", kept.len());
+    let (mut client, mut offset) = (broker.client(), outcomes[0].log_start.0);
+    let mut found = Ledger::new();
+    while offset < outcomes[0].log_end.0 {
+        let (outcomes, payload) = client.fetch(fetch_request(topic.topic_id, 0, offset, 0));
+        assert!(outcomes[0].code.is_ok() && outcomes[0].gap.is_none(), "{outcomes:?}");
+        found.extend(records(&payload).into_iter().map(|(offset, value)| (offset, value[..64].to_vec())));
+        offset = outcomes[0].next_offset.0;
+    }
+    for (offset, value) in kept {
+        assert!(found.get(&offset) == Some(&value), "offset {offset} was acked and is not there");
+    }
     broker.stop();
 }

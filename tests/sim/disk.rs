@@ -272,6 +272,10 @@ impl SimDisk {
         let segment = *self.listed.get(rng.index(self.listed.len().max(1)))?;
         let file = self.file(segment);
         let sector = rng.index(file.content.len() / SECTOR) * SECTOR;
+        // What no sync covers was acked for no more than the memory that it came from: damage there after a kill takes both.
+        if file.content.get(sector..sector + SECTOR) != file.durable.get(sector..sector + SECTOR) {
+            return None;
+        }
         for bytes in [&mut file.content, &mut file.durable] {
             if let Some(sector) = bytes.get_mut(sector..sector + SECTOR) {
                 sector.fill(0xdb);

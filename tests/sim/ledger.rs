@@ -26,8 +26,22 @@ struct Partition {
     given: Offset,
     /// Where a start moved the partition on; a gap may end only here.
     resumes: BTreeSet<Offset>,
+    /// The highest log start that retention has chosen.
+    raised: Offset,
+    /// The highest log start that is synced: what lies below may be gone.
+    start_synced: Offset,
     /// Damage was done on purpose: batches may be missing anywhere.
     damaged: bool,
+}
+
+impl Partition {
+    /// The first batch that lies at or past the log start. Log starts are ends of batches.
+    fn kept_from(&self, log_start: Offset) -> usize {
+        let first = self.batches.partition_point(|batch| batch.next <= log_start);
+        let at_an_end = self.batches.get(first).is_none_or(|batch| batch.base >= log_start);
+        assert!(at_an_end, "the log start {log_start} is inside a batch");
+        first
+    }
 }
 
 /// All promises of one run.
@@ -95,6 +109,18 @@ impl Ledger {
             .map_or((Offset(0), Offset(0)), |partition| (partition.flushed_end, partition.synced_end))
     }
 
+    /// Retention gives up what lies before `start`.
+    pub fn raised(&mut self, key: PartitionKey, start: Offset) {
+        let partition = self.partitions.entry(key).or_default();
+        partition.raised = partition.raised.max(start);
+    }
+
+    /// A checkpoint with this log start is synced.
+    pub fn start_synced(&mut self, key: PartitionKey, start: Offset) {
+        let partition = self.partitions.entry(key).or_default();
+        partition.start_synced = partition.start_synced.max(start);
+    }
+
     /// A start moves the partition on to `offset`.
     pub fn resumed(&mut self, key: PartitionKey, offset: Offset) {
         self.partitions.entry(key).or_default().resumes.insert(offset);
@@ -109,19 +135,20 @@ impl Ledger {
         self.partitions.values_mut().for_each(|partition| partition.damaged = true);
     }
 
-    /// What a reader sees of a running shard: all that was appended.
-    pub fn check_all(&self, key: PartitionKey, seen: &[Seen]) {
+    /// What a reader sees of a running shard: all that was appended from the log start on.
+    pub fn check_all(&self, key: PartitionKey, log_start: Option<Offset>, seen: &[Seen]) {
         let Some(partition) = self.partitions.get(&key) else {
             assert!(seen.is_empty(), "{key}: records that nobody sent: {seen:?}");
             return;
         };
         if !partition.damaged {
-            assert_eq!(seen, partition.batches, "{key}: a reader sees something else than was appended");
+            let kept = &partition.batches[partition.kept_from(log_start.unwrap_or_default())..];
+            assert_eq!(seen, kept, "{key}: a reader sees something else than was appended");
         }
     }
 
     /// What a start finds, before it goes on: what was promised, and nothing else.
-    pub fn check_recovered(&mut self, key: PartitionKey, seen: &[Seen]) {
+    pub fn check_recovered(&mut self, key: PartitionKey, log_start: Offset, seen: &[Seen]) {
         let worst = self.worst;
         let partition = self.partitions.entry(key).or_default();
         if partition.damaged {
@@ -131,9 +158,13 @@ impl Ledger {
             // What a damaged page hides now may be found again later.
             return;
         }
-        let prefix = partition.batches.get(..seen.len());
+        assert!(log_start <= partition.raised, "{key}: nobody raised the log start to {log_start}");
+        assert!(log_start >= partition.start_synced, "{key}: the log start fell to {log_start}, below what was freed");
+        let first = partition.kept_from(log_start);
+        let prefix = partition.batches.get(first..first + seen.len());
         assert_eq!(prefix, Some(seen), "{key}: what is left is not a prefix of what was appended");
-        let end = seen.last().map_or(Offset(0), |last| last.next);
+        let left = first + seen.len();
+        let end = partition.batches[..left].last().map_or(Offset(0), |last| last.next);
         let all = partition.batches.last().map_or(Offset(0), |last| last.next);
         let promised = match worst {
             None | Some(Crash::Kill) => all,
@@ -141,9 +172,8 @@ impl Ledger {
             Some(Crash::Power) => partition.synced_end,
         };
         assert!(end >= promised, "{key}: {worst:?} lost acked records: left up to {end}, promised up to {promised}");
-        self.lost += (partition.batches.len() - seen.len()) as u64;
-        partition.batches = seen.to_vec();
-        let end = seen.last().map_or(Offset(0), |last| last.next);
+        self.lost += (partition.batches.len() - left) as u64;
+        partition.batches.truncate(left);
         partition.flushed_end = partition.flushed_end.min(end);
         partition.synced_end = partition.synced_end.min(end);
     }

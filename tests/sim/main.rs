@@ -27,10 +27,17 @@ fn number_from(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
 }
 
-/// Runs one seed; gives the cases that its recoveries met.
-fn run_seed(seed: u64) -> BTreeSet<Case> {
+/// What a run met.
+struct Met {
+    cases: BTreeSet<Case>,
+    freed: u64,
+    punched: u64,
+}
+
+/// Runs one seed; gives the cases that its recoveries met, and what its retention did.
+fn run_seed(seed: u64) -> Met {
     let result = catch_unwind(AssertUnwindSafe(|| run::random(seed)));
-    result.map(|world| world.cases).unwrap_or_else(|panic| {
+    result.map(|world| Met { cases: world.cases, freed: world.freed, punched: world.punched }).unwrap_or_else(|panic| {
         eprintln!(
             "seed {seed} fails; replay: RINGMAIN_SIM_SEED={seed} cargo test --test sim random_lives -- --nocapture"
         );
@@ -45,7 +52,8 @@ fn random_lives_keep_every_promise() {
         return;
     }
     let seeds = number_from("RINGMAIN_SIM_SEEDS").unwrap_or(SEEDS);
-    let met: BTreeSet<Case> = (0..seeds).flat_map(run_seed).collect();
+    let all: Vec<Met> = (0..seeds).map(run_seed).collect();
+    let met: BTreeSet<Case> = all.iter().flat_map(|met| met.cases.iter().copied()).collect();
     // A schedule that no longer gets a log into these states would prove little.
     let expected = [
         Case::NewLog,
@@ -66,6 +74,9 @@ fn random_lives_keep_every_promise() {
         for case in expected {
             assert!(met.contains(&case), "no seed meets {case:?}");
         }
+        let sum = |count: fn(&Met) -> u64| all.iter().map(count).sum::<u64>();
+        assert!(sum(|met| met.freed) > seeds / 10, "hardly a segment is freed");
+        assert!(sum(|met| met.punched) > seeds / 10, "hardly a range is punched");
     }
 }
 

@@ -90,7 +90,7 @@ fn live(world: &mut World, expect_clean: bool) -> Ended {
 fn random_step(world: &mut World, shard: &mut Shard) -> Result<(), Crashed> {
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     let key = keys[world.rng.index(keys.len())];
-    match world.rng.below(100) {
+    match world.rng.below(106) {
         0..40 => {
             let level = LEVELS[world.rng.index(3)];
             if !shard.produce(world, key, level) {
@@ -113,13 +113,19 @@ fn random_step(world: &mut World, shard: &mut Shard) -> Result<(), Crashed> {
         94 => shard.tick(),
         95 => {
             let seen = shard.read_all(world, key);
-            world.ledger.check_all(key, &seen);
+            world.ledger.check_all(key, shard.log_start(key), &seen);
         }
         96 if world.rng.once_in(3) => {
             let key = PartitionKey::new(3 + world.rng.below(2), world.rng.below(3) as u32);
             shard.add_partition(world, key);
         }
         97 if world.rng.once_in(10) && shard.in_flight() > 0 => shard.fail_one(world),
+        100 | 101 => {
+            let bytes = world.rng.below(40_000);
+            shard.raise_log_starts(world, bytes);
+        }
+        102 if !shard.failed() && world.rng.once_in(2) => shard.checkpoint_now(world)?,
+        103..106 if !shard.failed() => shard.free(world)?,
         _ => {}
     }
     Ok(())
@@ -137,7 +143,7 @@ pub fn finish(world: &mut World) {
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     for key in keys {
         let seen = shard.read_all(world, key);
-        world.ledger.check_all(key, &seen);
+        world.ledger.check_all(key, shard.log_start(key), &seen);
     }
 }
 
@@ -159,6 +165,11 @@ pub fn work(world: &mut World, shard: &mut Shard, rounds: u32) -> Result<(), Cra
             shard.produce(world, PartitionKey::new(1, 1), Durability::Memory);
             shard.flush(world, false)?;
             shard.end_sync(world)?;
+        }
+        if round % 6 == 5 {
+            shard.raise_log_starts(world, 6_000);
+            shard.checkpoint_now(world)?;
+            shard.free(world)?;
         }
     }
     Ok(())

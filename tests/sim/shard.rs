@@ -2,6 +2,7 @@
 //! take them, over core's decisions. Each step on the disk may be the last one.
 
 mod read;
+mod retain;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -56,6 +57,9 @@ pub struct World {
     pub cases: BTreeSet<Case>,
     /// Sector damage was done: an arena may not fit, segments may be refused.
     pub damaged: bool,
+    /// Segments removed and ranges punched by retention.
+    pub freed: u64,
+    pub punched: u64,
     shows: bool,
 }
 
@@ -74,6 +78,8 @@ impl World {
             trace: Vec::new(),
             cases: BTreeSet::new(),
             damaged: false,
+            freed: 0,
+            punched: 0,
             shows: std::env::var_os("RINGMAIN_SIM_SEED").is_some(),
         }
     }
@@ -113,6 +119,9 @@ pub struct Shard {
     next_token: u64,
     after: Option<PartitionKey>,
     now_ms: u64,
+    /// Log starts in the newest synced checkpoint, and its segment.
+    durable_starts: BTreeMap<PartitionKey, Offset>,
+    checkpointed: SegmentSequence,
 }
 
 /// How a start went.
@@ -196,6 +205,8 @@ pub fn start(world: &mut World) -> Result<Started, Crashed> {
         next_token: 0,
         after: None,
         now_ms: 0,
+        durable_starts: BTreeMap::new(),
+        checkpointed: SegmentSequence(0),
     };
     for &segment in &recovered.remove {
         world.disk.remove(segment)?;
@@ -219,9 +230,9 @@ pub fn start(world: &mut World) -> Result<Started, Crashed> {
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     for &key in &keys {
         let seen = shard.read_all(world, key);
-        world.ledger.check_recovered(key, &seen);
         let (ends, _) = shard.store.ends(key).expect("it was just added");
-        if seen.last().map_or(Offset(0), |last| last.next) < ends.log_end() {
+        world.ledger.check_recovered(key, ends.log_start(), &seen);
+        if seen.last().map_or(ends.log_start(), |last| last.next) < ends.log_end() {
             world.ledger.resumed(key, ends.log_end());
         }
     }
@@ -528,7 +539,11 @@ impl Shard {
         image.extend_from_slice(&directory);
         write_now(&mut world.disk, placed.segment, placed.place_in_file, &in_block(&image))?;
         self.tail.extent_completed(placed.sequence);
-        self.sync(world)
+        self.sync(world)?;
+        self.checkpointed = placed.segment;
+        self.durable_starts = checkpoint.partitions.iter().map(|listed| (listed.key, listed.log_start)).collect();
+        self.durable_starts.iter().for_each(|(&key, &start)| world.ledger.start_synced(key, start));
+        Ok(())
     }
 
     fn seal(&mut self, world: &mut World) -> Result<(), Crashed> {

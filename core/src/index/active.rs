@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::IndexEntry;
 use crate::extent::RunEntry;
-use crate::ids::{Offset, PartitionKey};
+use crate::ids::{Offset, PartitionKey, TopicId};
 
 /// All runs of one segment, for each partition sorted by offset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +69,12 @@ impl ActiveIndex {
     #[must_use]
     pub fn sorted(&self) -> Vec<IndexEntry> {
         self.partitions.values().flatten().copied().collect()
+    }
+
+    /// All entries of a topic, partition by partition.
+    pub fn runs_of(&self, topic: TopicId) -> impl Iterator<Item = IndexEntry> + '_ {
+        let partition = |partition| PartitionKey { topic, partition };
+        self.partitions.range(partition(0)..=partition(u32::MAX)).flat_map(|(_, entries)| entries).copied()
     }
 
     /// The run that covers `offset`, or else the next one above it.

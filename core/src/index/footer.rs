@@ -35,6 +35,8 @@
 //! | 56 | 4 | CRC32C of the fences |
 //! | 60 | 4 | CRC32C of bytes 0..60 |
 
+use std::ops::Range;
+
 use super::IndexEntry;
 use super::active::{Probe, probe_sorted};
 use crate::crc::crc32c;
@@ -307,6 +309,15 @@ impl SealedIndex {
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.fences.len() as u32
+    }
+
+    /// The pages that may hold entries of a topic.
+    #[must_use]
+    pub fn pages_of(&self, topic: TopicId) -> Range<u32> {
+        let from = self.fences.partition_point(|(key, _)| key.topic < topic).saturating_sub(1);
+        let to = self.fences.partition_point(|(key, _)| key.topic <= topic);
+        // A footer has fewer pages than a u32 can count.
+        from as u32..to as u32
     }
 
     /// Where a page stands in the file.

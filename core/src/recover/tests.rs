@@ -1,5 +1,6 @@
 mod cases;
 mod damage;
+mod retention;
 mod writer;
 
 use std::collections::BTreeMap;

@@ -96,6 +96,8 @@ pub(super) struct Writer {
     pub(super) tail: LogTail,
     index: ActiveIndex,
     pub(super) ends: BTreeMap<PartitionKey, (Offset, Epoch)>,
+    /// Log starts that are not 0.
+    pub(super) starts: BTreeMap<PartitionKey, Offset>,
     pub(super) written: Vec<Written>,
     fill: u8,
 }
@@ -133,6 +135,7 @@ impl Writer {
                 .iter()
                 .map(|(key, partition)| (*key, (partition.resumes_at(epoch), epoch)))
                 .collect(),
+            starts: recovered.partitions.iter().map(|(key, partition)| (*key, partition.log_start)).collect(),
             written: Vec::new(),
             fill: recovered.next_incarnation.0 as u8,
         };
@@ -147,7 +150,7 @@ impl Writer {
             .iter()
             .map(|(key, (end, last_epoch))| CheckpointPartition {
                 key: *key,
-                log_start: Offset(0),
+                log_start: self.starts.get(key).copied().unwrap_or_default(),
                 next_offset: *end,
                 last_epoch: *last_epoch,
             })
