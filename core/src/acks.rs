@@ -37,6 +37,14 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub struct Taken(Vec<Waiter>);
 
+impl Taken {
+    /// Whether nobody was taken along.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// What one flush took, until it is synced.
 #[derive(Debug)]
 struct Batch {
@@ -143,6 +151,11 @@ impl Acks {
     pub fn placed(&mut self, end: Position, runs: Vec<RunMark>, taken: Taken) {
         assert!(self.writing.back().is_none_or(|last| last.end < end), "extents are placed in log order");
         self.writing.push_back(Batch { end, runs, waiters: taken.0 });
+    }
+
+    /// The log failed while an extent was put together: those who were taken along for it wait no more, none of them acked.
+    pub fn give_up(&mut self, taken: Taken) -> Vec<WaitToken> {
+        taken.0.into_iter().map(|waiter| waiter.token).collect()
     }
 
     /// Whether everybody who waits for a flush wants a sync as well: then the flush may wait for a running sync.
