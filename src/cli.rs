@@ -2,6 +2,7 @@
 //! command's.
 
 mod bench;
+mod topic;
 
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringmain_core::ids::Durability;
 
 pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
+pub use topic::{TopicCommand, TopicOutput, show_ms};
 
 use crate::config::{Address, parse_address, parse_durability, parse_log, parse_size};
 
@@ -26,7 +28,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a broker with its master in one process.
     Serve(Box<ServeArgs>),
-    /// Create, list, describe and delete topics.
+    /// Create, list, describe, alter and delete topics.
     #[command(subcommand)]
     Topic(TopicCommand),
     /// Send lines of a file or of standard input, one record each.
@@ -111,59 +113,6 @@ pub struct ClientArgs {
         value_parser = parse_address
     )]
     pub broker: Vec<Address>,
-}
-
-/// What to do with topics.
-#[derive(Debug, Subcommand)]
-pub enum TopicCommand {
-    /// Make a topic.
-    Create {
-        /// Its name: letters, digits, `_`, `-`, `.`, a letter or `_` first.
-        name: String,
-        /// Number of partitions: order holds within one, consumers share them.
-        #[arg(long, value_name = "N", default_value_t = 1)]
-        partitions: u32,
-        /// Number of stores, spread over the shards [default: as many as there are shards].
-        #[arg(long, value_name = "N")]
-        stores: Option<u32>,
-        /// Level of produces that leave it to the topic: memory, flushed or synced.
-        #[arg(long, value_name = "LEVEL", default_value = "memory", value_parser = parse_durability)]
-        durability: Durability,
-        /// Least level: produces that ask for less get this.
-        #[arg(long, value_name = "LEVEL", default_value = "memory", value_parser = parse_durability)]
-        durability_floor: Durability,
-        #[command(flatten)]
-        output: TopicOutput,
-    },
-    /// List all topics.
-    List {
-        #[command(flatten)]
-        output: TopicOutput,
-    },
-    /// Show a topic with the ends of its partitions and what a power cut would take now.
-    Describe {
-        /// Its name.
-        name: String,
-        #[command(flatten)]
-        output: TopicOutput,
-    },
-    /// Delete a topic and all its records.
-    Delete {
-        /// Its name.
-        name: String,
-        #[command(flatten)]
-        output: TopicOutput,
-    },
-}
-
-/// What all topic commands take.
-#[derive(Clone, Debug, Args)]
-pub struct TopicOutput {
-    #[command(flatten)]
-    pub client: ClientArgs,
-    /// Print one line of JSON.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `produce`.
@@ -286,6 +235,9 @@ mod tests {
             "ringmain topic list --broker a:1,b:2",
             "ringmain topic describe t --json",
             "ringmain topic delete t",
+            "ringmain topic create t --compression zstd --retention-ms 7d --retention-bytes 10GiB",
+            "ringmain topic alter t --retention-ms none --retention-bytes 1073741824 --compression none",
+            "ringmain topic alter t --durability synced --durability-floor flushed --json",
             "ringmain produce t",
             "ringmain produce t - --partition 1 --key-separator : --durability flushed --batch-bytes 65536 --retry-seconds 5",
             "ringmain consume t --partition 0 --from 17 --follow --count 3 --format json",
@@ -310,6 +262,10 @@ mod tests {
             "ringmain serve --listen nowhere",
             "ringmain serve --log loud,,=",
             "ringmain produce t --durability soon",
+            "ringmain topic alter t",
+            "ringmain topic alter t --compression rar",
+            "ringmain topic create t --retention-ms 7parsecs",
+            "ringmain topic create t --retention-bytes lots",
             "ringmain produce t --key-separator=",
             "ringmain produce t --retry-seconds -1",
             "ringmain consume t --from yesterday",

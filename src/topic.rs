@@ -1,34 +1,32 @@
-//! `ringmain topic create | list | describe | delete`.
+//! `ringmain topic create | list | describe | alter | delete`.
 
 use anyhow::{Context, Result};
 use ringmain_core::limits::TOPIC_STORES_MAX;
-use ringmain_wire::client::{Client, NewTopic};
+use ringmain_wire::client::{Client, NewTopic, TopicAlteration, TopicSettings};
 use ringmain_wire::metadata::TopicMetadata;
 use ringmain_wire::offsets::Offsets;
 use serde_json::{Value, json};
 
-use crate::cli::{TopicCommand, TopicOutput};
+use crate::cli::{TopicCommand, TopicOutput, show_ms};
 use crate::client::{connect, run};
-use crate::config::show_about;
+use crate::config::{show_about, show_size};
 use crate::output::{print_json, print_text, show_time, table};
 
 /// Runs one of the commands.
 pub fn topic(command: TopicCommand) -> Result<()> {
     run(async {
         match command {
-            TopicCommand::Create { name, partitions, stores, durability, durability_floor, output } => {
-                let new = NewTopic {
-                    name,
-                    partitions,
-                    stores: stores.unwrap_or(0).min(TOPIC_STORES_MAX + 1),
-                    // A floor alone raises the default with it.
-                    durability_default: durability.max(durability_floor),
-                    durability_floor,
-                };
+            TopicCommand::Create { name, partitions, stores, settings, output } => {
+                let stores = stores.unwrap_or(0).min(TOPIC_STORES_MAX + 1);
+                let settings = settings.alteration().apply(TopicSettings::default())?;
+                let new = NewTopic { name, partitions, stores, settings };
                 create(&open(&output).await?, new, &output).await
             }
             TopicCommand::List { output } => list(&open(&output).await?, &output).await,
             TopicCommand::Describe { name, output } => describe(&open(&output).await?, &name, &output).await,
+            TopicCommand::Alter { name, settings, output } => {
+                alter(&open(&output).await?, &name, settings.alteration(), &output).await
+            }
             TopicCommand::Delete { name, output } => delete(&open(&output).await?, &name, &output).await,
         }
     })
@@ -61,12 +59,17 @@ async fn list(client: &Client, output: &TopicOutput) -> Result<()> {
             topic.topic_id.to_string(),
             topic.partitions.len().to_string(),
             topic.stores.to_string(),
-            topic.durability_default.to_string(),
-            topic.durability_floor.to_string(),
+            topic.settings.durability_default.to_string(),
+            topic.settings.durability_floor.to_string(),
+            topic.settings.compression.to_string(),
+            show_retention(&topic.settings),
         ]
     };
     let rows: Vec<_> = metadata.topics.iter().map(row).collect();
-    print_text(&table(&["TOPIC", "ID", "PARTITIONS", "STORES", "DURABILITY", "FLOOR"], &rows))
+    print_text(&table(
+        &["TOPIC", "ID", "PARTITIONS", "STORES", "DURABILITY", "FLOOR", "COMPRESSION", "RETENTION"],
+        &rows,
+    ))
 }
 
 async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<()> {
@@ -87,7 +90,7 @@ async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<(
         topic.stores,
         show_time(topic.created_ms)
     );
-    text.push_str(&format!("durability: default {}, floor {}\n", topic.durability_default, topic.durability_floor));
+    text.push_str(&show_settings(&topic.settings));
     text.push_str(&match unsynced_bytes(&offsets) {
         0 => "a power cut now would take nothing that was acked\n\n".to_owned(),
         bytes => format!(
@@ -135,9 +138,36 @@ async fn describe(client: &Client, name: &str, output: &TopicOutput) -> Result<(
     print_text(&text)
 }
 
+async fn alter(client: &Client, name: &str, change: TopicAlteration, output: &TopicOutput) -> Result<()> {
+    let topic = client.alter_topic(name, change).await.with_context(|| format!("can't alter topic {name}"))?;
+    if output.json {
+        return print_json(&topic_json(&topic));
+    }
+    print_text(&format!("altered topic {name}\n{}", show_settings(&topic.settings)))
+}
+
 async fn delete(client: &Client, name: &str, output: &TopicOutput) -> Result<()> {
     let topic = client.delete_topic(name).await.with_context(|| format!("can't delete topic {name}"))?;
     if output.json { print_json(&topic_json(&topic)) } else { print_text(&format!("deleted topic {name}\n")) }
+}
+
+fn show_settings(settings: &TopicSettings) -> String {
+    format!(
+        "durability: default {}, floor {}\ncompression: {}\nretention: {}\n",
+        settings.durability_default,
+        settings.durability_floor,
+        settings.compression,
+        show_retention(settings)
+    )
+}
+
+fn show_retention(settings: &TopicSettings) -> String {
+    match (settings.retention_ms.map(show_ms), settings.retention_bytes.map(show_size)) {
+        (None, None) => "none".to_owned(),
+        (Some(time), None) => time,
+        (None, Some(size)) => size,
+        (Some(time), Some(size)) => format!("{time}, {size}"),
+    }
 }
 
 fn unsynced_bytes(offsets: &Offsets) -> u64 {
@@ -154,8 +184,11 @@ fn topic_json(topic: &TopicMetadata) -> Value {
         "id": topic.topic_id.get(),
         "partitions": topic.partitions.len(),
         "stores": topic.stores,
-        "durability_default": topic.durability_default.name(),
-        "durability_floor": topic.durability_floor.name(),
+        "durability_default": topic.settings.durability_default.name(),
+        "durability_floor": topic.settings.durability_floor.name(),
+        "compression": topic.settings.compression.name(),
+        "retention_ms": topic.settings.retention_ms,
+        "retention_bytes": topic.settings.retention_bytes,
         "created_ms": topic.created_ms,
     })
 }

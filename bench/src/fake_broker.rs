@@ -153,6 +153,10 @@ impl State {
                 let topic = self.make_topic(&request.name, request.partitions);
                 encode_topic_response(encoder, id, &TopicResponse { topic, version: 1 }, &mut out);
             }
+            Request::AlterTopic(request) => match self.topics.get(&request.name).cloned() {
+                Some(topic) => encode_topic_response(encoder, id, &TopicResponse { topic, version: 1 }, &mut out),
+                None => encode_error(encoder, id, &ErrorResponse::new(ErrorCode::TOPIC_NOT_FOUND, ""), &mut out),
+            },
             Request::DeleteTopic(request) => match self.topics.remove(&request.name) {
                 Some(topic) => encode_topic_response(encoder, id, &TopicResponse { topic, version: 1 }, &mut out),
                 None => encode_error(encoder, id, &ErrorResponse::new(ErrorCode::TOPIC_NOT_FOUND, ""), &mut out),

@@ -81,6 +81,12 @@ pub const TOPIC_PARTITIONS_MAX: u32 = 10_000;
 pub const TOPIC_STORES_MAX: u32 = 1024;
 /// Topics of one broker.
 pub const BROKER_TOPICS_MAX: usize = 100_000;
+/// Shortest retention by age: the broker looks about that often.
+pub const RETENTION_MS_MIN: u64 = 1_000;
+/// Longest retention by age, a hundred years: sums with wall time stay far inside an `i64`.
+pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 3600 * 1000;
+/// Smallest retention by bytes: ranges below it are not given back to the filesystem one by one.
+pub const RETENTION_BYTES_MIN: u64 = 1024 * 1024;
 /// Partitions of one shard: a checkpoint lists them all.
 pub const SHARD_PARTITIONS_MAX: usize = 200_000;
 /// Shards of one broker.

@@ -1,7 +1,14 @@
 //! A topic as master and brokers speak of it.
 
+mod settings;
+
 use crate::ids::{Durability, TopicId};
-use crate::limits::{TOPIC_NAME_BYTES_MAX, TOPIC_PARTITIONS_MAX, TOPIC_STORES_MAX};
+use crate::limits::{
+    RETENTION_BYTES_MIN, RETENTION_MS_MAX, RETENTION_MS_MIN, TOPIC_NAME_BYTES_MAX, TOPIC_PARTITIONS_MAX,
+    TOPIC_STORES_MAX,
+};
+
+pub use settings::{TopicAlteration, TopicSettings};
 
 /// A topic with its partitions and their stores. Immutable: a change is a new value with a higher version.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,10 +21,8 @@ pub struct TopicInfo {
     pub stores: u32,
     /// For each partition, from 0, the store that has it; fixed when the partition is made.
     pub partition_stores: Vec<u16>,
-    /// Level of produces that leave the choice to the topic.
-    pub durability_default: Durability,
-    /// Produces that ask for less get this.
-    pub durability_floor: Durability,
+    /// What an operator may change.
+    pub settings: TopicSettings,
     /// Milliseconds since the Unix epoch.
     pub created_ms: i64,
     /// Metadata version of the last change.
@@ -65,6 +70,14 @@ pub enum TopicError {
         /// The floor asked for.
         floor: Durability,
     },
+    /// A bound by age that is too short or too long.
+    #[error(
+        "retention of {0} ms: it is {RETENTION_MS_MIN} ms to {RETENTION_MS_MAX} ms; to keep records for ever, give none"
+    )]
+    RetentionMs(u64),
+    /// A bound by bytes that is too small.
+    #[error("retention of {0} bytes: it is {RETENTION_BYTES_MIN} bytes at least; to keep all records, give none")]
+    RetentionBytes(u64),
 }
 
 fn most_stores(partitions: u32) -> u32 {

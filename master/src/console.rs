@@ -67,8 +67,8 @@ fn render(service: &TopicService, page: &TopicPage) -> String {
             info.id,
             info.partition_stores.len(),
             info.stores,
-            info.durability_default,
-            info.durability_floor,
+            info.settings.durability_default,
+            info.settings.durability_floor,
             info.version
         );
     }

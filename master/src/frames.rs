@@ -1,5 +1,5 @@
-//! The master's side of the protocol: one request frame in, one response frame out. Serves hello, metadata, create and
-//! delete; what belongs to a broker is answered with UNSUPPORTED.
+//! The master's side of the protocol: one request frame in, one response frame out. Serves hello, metadata, create, alter
+//! and delete; what belongs to a broker is answered with UNSUPPORTED.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::topic::{ServiceError, TopicService};
 const RETRY_AFTER_MS: u32 = 100;
 /// Encoded size of a topic without its name and partitions, and of a partition: upper bounds, for refusing answers that
 /// no frame can hold before they are built.
-const TOPIC_BYTES: usize = 128;
+const TOPIC_BYTES: usize = 192;
 const PARTITION_BYTES: usize = 64;
 /// Name of this server in hello answers.
 const SERVER_NAME: &str = concat!("ringmain-master/", env!("CARGO_PKG_VERSION"));
@@ -73,6 +73,10 @@ pub(crate) async fn handle(service: &Arc<TopicService>, frame: &[u8], stage: &mu
         Request::CreateTopic(request) => {
             let created = service.create(request).await;
             created.map(|view| topic_frame(service, correlation_id, &view.info, view.info.version))
+        }
+        Request::AlterTopic(request) => {
+            let altered = service.alter(request.name, request.change).await;
+            altered.map(|view| topic_frame(service, correlation_id, &view.info, view.info.version))
         }
         Request::DeleteTopic(request) => {
             let deleted = service.delete(request.name).await;
@@ -191,8 +195,7 @@ fn topic_metadata(topic: &TopicInfo, broker: &BrokerAddress) -> TopicMetadata {
         topic_id: topic.id,
         code: ErrorCode::OK,
         stores: topic.stores,
-        durability_default: topic.durability_default,
-        durability_floor: topic.durability_floor,
+        settings: topic.settings,
         partitions: partitions.collect(),
         created_ms: topic.created_ms,
     }

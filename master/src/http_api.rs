@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `GET /api/v1/topics?limit=N&after=NAME` | `{"version", "total", "topics": […], "next"}`; `next` is null on the last page |
 //! | `GET /api/v1/topics/NAME` | the topic with its `partition_stores` |
-//! | `POST /api/v1/topics` `{"name", "partitions", "stores", "durability_default", "durability_floor"}` | 201 and the topic |
+//! | `POST /api/v1/topics` `{"name", "partitions", "stores", SETTINGS}` | 201 and the topic |
+//! | `PATCH /api/v1/topics/NAME` `{SETTINGS}` | the topic; what is not named stays, null removes a bound |
 //! | `DELETE /api/v1/topics/NAME` | `{"version", "deleted"}` |
 //! | `GET /api/v1/cluster` | `{"cluster_id", "version", "topics", "broker"}` |
 //!
-//! Failures are `{"code", "name", "message", "action"}` with the codes of the protocol. A POST must say that it is JSON,
-//! so that no web page can send one from a visitor's browser.
+//! SETTINGS are `"durability_default", "durability_floor", "compression", "retention_ms", "retention_bytes"`.
+//!
+//! Failures are `{"code", "name", "message", "action"}` with the codes of the protocol. A POST or PATCH must say that it is
+//! JSON, so that no web page can send one from a visitor's browser.
 
 use std::sync::Arc;
 
@@ -19,11 +22,13 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use ringmain_core::ids::Durability;
+use ringmain_core::codec::{Compression, UnknownCompression};
+use ringmain_core::ids::{Durability, UnknownDurability};
 use ringmain_core::limits::HTTP_PAGE_TOPICS_MAX;
+use ringmain_core::topic::{TopicAlteration, TopicSettings};
 use ringmain_wire::ErrorCode;
 use ringmain_wire::topic::CreateTopicRequest;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
 use crate::console;
@@ -40,7 +45,7 @@ pub(crate) fn router(service: Arc<TopicService>) -> Router {
         .route("/", get(console::page))
         .route("/api/v1/cluster", get(cluster))
         .route("/api/v1/topics", get(list).post(create))
-        .route("/api/v1/topics/{name}", get(describe).delete(delete))
+        .route("/api/v1/topics/{name}", get(describe).patch(alter).delete(delete))
         .fallback(no_page)
         .method_not_allowed_fallback(no_method)
         .with_state(service)
@@ -111,6 +116,34 @@ struct CreateBody {
     stores: u32,
     durability_default: Option<String>,
     durability_floor: Option<String>,
+    compression: Option<String>,
+    retention_ms: Option<u64>,
+    retention_bytes: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AlterBody {
+    durability_default: Option<String>,
+    durability_floor: Option<String>,
+    compression: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    retention_ms: Option<Option<u64>>,
+    #[serde(default, deserialize_with = "present")]
+    retention_bytes: Option<Option<u64>>,
+}
+
+/// Tells null, which removes a bound, from a field that is not there.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+fn level(word: Option<&str>) -> Result<Option<Durability>, Failure> {
+    word.map(|word| word.parse().map_err(|error: UnknownDurability| bad_request(error.to_string()))).transpose()
+}
+
+fn compression(word: Option<&str>) -> Result<Option<Compression>, Failure> {
+    word.map(|word| word.parse().map_err(|error: UnknownCompression| bad_request(error.to_string()))).transpose()
 }
 
 const fn one() -> u32 {
@@ -125,6 +158,9 @@ struct TopicBody<'a> {
     stores: u32,
     durability_default: &'static str,
     durability_floor: &'static str,
+    compression: &'static str,
+    retention_ms: Option<u64>,
+    retention_bytes: Option<u64>,
     created_ms: i64,
     version: u64,
     /// `ready`, or `pending` while the broker does not have it yet.
@@ -141,8 +177,11 @@ impl<'a> TopicBody<'a> {
             name: &info.name,
             partitions: info.partition_stores.len(),
             stores: info.stores,
-            durability_default: info.durability_default.name(),
-            durability_floor: info.durability_floor.name(),
+            durability_default: info.settings.durability_default.name(),
+            durability_floor: info.settings.durability_floor.name(),
+            compression: info.settings.compression.name(),
+            retention_ms: info.settings.retention_ms,
+            retention_bytes: info.settings.retention_bytes,
             created_ms: info.created_ms,
             version: info.version,
             state: if view.applied { "ready" } else { "pending" },
@@ -183,23 +222,35 @@ async fn describe(State(service): Service, Path(name): Path<String>) -> Result<R
 
 async fn create(State(service): Service, body: Result<Json<CreateBody>, JsonRejection>) -> Result<Response, Failure> {
     let Json(body) = body?;
-    let level = |word: Option<String>| match word {
-        Some(word) => word.parse::<Durability>().map_err(|error| bad_request(error.to_string())),
-        None => Ok(Durability::Memory),
-    };
-    let durability_floor = level(body.durability_floor)?;
-    // A floor alone raises the default with it.
-    let durability_default =
-        if body.durability_default.is_some() { level(body.durability_default)? } else { durability_floor };
-    let new = CreateTopicRequest {
-        name: body.name,
-        partitions: body.partitions,
-        stores: body.stores,
-        durability_default,
+    let durability_floor = level(body.durability_floor.as_deref())?.unwrap_or_default();
+    let settings = TopicSettings {
+        // A floor alone raises the default with it.
+        durability_default: level(body.durability_default.as_deref())?.unwrap_or(durability_floor),
         durability_floor,
+        compression: compression(body.compression.as_deref())?.unwrap_or_default(),
+        retention_ms: body.retention_ms,
+        retention_bytes: body.retention_bytes,
     };
+    let new = CreateTopicRequest { name: body.name, partitions: body.partitions, stores: body.stores, settings };
     let view = service.create(new).await?;
     Ok((StatusCode::CREATED, Json(TopicBody::new(&view))).into_response())
+}
+
+async fn alter(
+    State(service): Service,
+    Path(name): Path<String>,
+    body: Result<Json<AlterBody>, JsonRejection>,
+) -> Result<Response, Failure> {
+    let Json(body) = body?;
+    let change = TopicAlteration {
+        durability_default: level(body.durability_default.as_deref())?,
+        durability_floor: level(body.durability_floor.as_deref())?,
+        compression: compression(body.compression.as_deref())?,
+        retention_ms: body.retention_ms,
+        retention_bytes: body.retention_bytes,
+    };
+    let view = service.alter(name, change).await?;
+    Ok(Json(TopicBody::new(&view)).into_response())
 }
 
 async fn delete(State(service): Service, Path(name): Path<String>) -> Result<Response, Failure> {

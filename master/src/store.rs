@@ -16,8 +16,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
+use ringmain_core::codec::Compression;
 use ringmain_core::ids::{Durability, TopicId};
-use ringmain_core::topic::TopicInfo;
+use ringmain_core::topic::{TopicInfo, TopicSettings};
 use serde::{Deserialize, Serialize};
 
 /// Version of the tables and records; a file with a higher one is refused.
@@ -98,6 +99,10 @@ struct TopicRecord {
     durability_floor: String,
     created_ms: i64,
     version: u64,
+    /// None in records of before there was a choice.
+    compression: Option<String>,
+    retention_ms: Option<u64>,
+    retention_bytes: Option<u64>,
 }
 
 /// What a store is made with, when there is none yet.
@@ -168,6 +173,20 @@ impl Store {
         Ok(topic)
     }
 
+    /// Changes a topic in one transaction: gives it the next version.
+    pub fn alter_topic(&self, mut topic: TopicInfo, settled: &[TopicId]) -> Result<TopicInfo, StoreError> {
+        let transaction = self.database.begin_write()?;
+        {
+            let mut meta = transaction.open_table(META)?;
+            topic.version = value(&meta, "version")? + 1;
+            meta.insert("version", topic.version)?;
+            transaction.open_table(TOPICS)?.insert(topic.id.get(), encode(&topic).as_slice())?;
+        }
+        forget_deletions(&transaction, settled)?;
+        transaction.commit()?;
+        Ok(topic)
+    }
+
     /// Removes a topic in one transaction, and keeps its deletion until it is among the `settled` of a later change.
     /// Gives the new version.
     pub fn delete_topic(&self, id: TopicId, settled: &[TopicId]) -> Result<u64, StoreError> {
@@ -185,7 +204,8 @@ impl Store {
         Ok(version)
     }
 
-    /// Takes over `topics` that a broker has and this store does not know, ids and all, in one transaction. From then on
+    /// Takes over `topics` that a broker has and this store does not know, or knows as they were before, ids and all, in one
+    /// transaction. From then on
     /// no id up to `highest_id` is given again, and versions go on above `newest_version`: a store that was made anew or
     /// put back from a copy must not fall behind its broker. The topics get the new version.
     pub fn adopt(
@@ -344,10 +364,13 @@ fn encode(topic: &TopicInfo) -> Vec<u8> {
         name: topic.name.clone(),
         stores: topic.stores,
         partition_stores: topic.partition_stores.clone(),
-        durability_default: topic.durability_default.name().to_owned(),
-        durability_floor: topic.durability_floor.name().to_owned(),
+        durability_default: topic.settings.durability_default.name().to_owned(),
+        durability_floor: topic.settings.durability_floor.name().to_owned(),
         created_ms: topic.created_ms,
         version: topic.version,
+        compression: Some(topic.settings.compression.name().to_owned()),
+        retention_ms: topic.settings.retention_ms,
+        retention_bytes: topic.settings.retention_bytes,
     };
     serde_json::to_vec(&record).expect("strings and numbers always encode")
 }
@@ -360,11 +383,22 @@ fn decode(id: TopicId, bytes: &[u8]) -> Result<TopicInfo, String> {
     if record.partition_stores.iter().any(|store| u32::from(*store) >= record.stores) {
         return Err(bad(&"a partition has a store that does not exist"));
     }
+    let compression = match &record.compression {
+        Some(word) => word.parse::<Compression>().map_err(|error| bad(&error))?,
+        None => Compression::default(),
+    };
+    let settings = TopicSettings {
+        durability_default: level(&record.durability_default)?,
+        durability_floor: level(&record.durability_floor)?,
+        compression,
+        retention_ms: record.retention_ms,
+        retention_bytes: record.retention_bytes,
+    };
+    settings.check().map_err(|error| bad(&error))?;
     Ok(TopicInfo {
         id,
         stores: record.stores,
-        durability_default: level(&record.durability_default)?,
-        durability_floor: level(&record.durability_floor)?,
+        settings,
         name: record.name,
         partition_stores: record.partition_stores,
         created_ms: record.created_ms,

@@ -1,7 +1,9 @@
-//! Topics: create, list, describe, delete, and keeping the broker in step with the store.
+//! Topics: create, list, describe, alter, delete, and keeping the broker in step with the store.
 //!
 //! A change is committed to the store first and applied by the broker then. When the broker fails, the caller is told,
 //! and the change stays owed: [`TopicService::repair`] repeats it, at each start and every few seconds.
+
+mod catalogue;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -13,11 +15,12 @@ use ringmain_core::ids::TopicId;
 use ringmain_core::limits::{
     ADMIN_REQUESTS_MAX, APPLY_TIMEOUT_MS, BROKER_TOPICS_MAX, SHARD_PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX,
 };
-use ringmain_core::topic::{TopicChange, TopicError, TopicInfo, check_name, place_partitions};
+use ringmain_core::topic::{TopicAlteration, TopicChange, TopicError, TopicInfo, check_name, place_partitions};
 use ringmain_wire::ErrorCode;
 use ringmain_wire::topic::CreateTopicRequest;
 use tokio::sync::{Semaphore, oneshot};
 
+use self::catalogue::{Catalogue, Owed, OwedChange};
 use crate::link::{BrokerAddress, BrokerLink};
 use crate::store::{NewStore, OpenError, Store, StoreError};
 
@@ -117,7 +120,7 @@ pub struct Reconciled {
     pub put: usize,
     /// Deletions that were repeated.
     pub deleted: usize,
-    /// Topics of the broker that the store did not know.
+    /// Topics of the broker that the store did not know, or knew as they were before.
     pub adopted: usize,
     /// Changes that the broker could not apply; they stay owed.
     pub failed: usize,
@@ -127,34 +130,6 @@ pub struct Reconciled {
 const REPAIR_PORTION: usize = 256;
 
 type Answer = oneshot::Receiver<Result<(), String>>;
-
-#[derive(Clone, Debug)]
-enum OwedChange {
-    Put(Arc<TopicInfo>),
-    Delete(TopicId),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owed {
-    /// Handed over, not answered yet.
-    Sent,
-    /// The broker failed: to be repeated.
-    Failed,
-}
-
-/// What readers see. Behind a lock that is held for look-ups only, never over IO.
-#[derive(Debug, Default)]
-struct Catalogue {
-    version: u64,
-    partitions: usize,
-    topics: BTreeMap<String, Arc<TopicInfo>>,
-    /// Topics the broker may not have yet.
-    putting: HashMap<TopicId, Owed>,
-    /// Deletions the broker may not have applied yet, with their versions.
-    deleting: BTreeMap<TopicId, (u64, Owed)>,
-    /// Deletions it has applied: the next change forgets them in the store as well.
-    settled: Vec<TopicId>,
-}
 
 /// Owns the store and the catalogue. Changes go one after the other; shared by all listeners.
 pub(crate) struct TopicService {
@@ -170,18 +145,10 @@ pub(crate) struct TopicService {
 impl TopicService {
     pub fn open(path: &Path, new: NewStore) -> Result<Self, OpenError> {
         let (store, loaded) = Store::open(path, new)?;
-        let catalogue = Catalogue {
-            version: loaded.version,
-            partitions: loaded.topics.iter().map(|topic| topic.partition_stores.len()).sum(),
-            putting: loaded.topics.iter().map(|topic| (topic.id, Owed::Failed)).collect(),
-            topics: loaded.topics.into_iter().map(|topic| (topic.name.clone(), Arc::new(topic))).collect(),
-            deleting: loaded.deleting.into_iter().map(|(id, version)| (id, (version, Owed::Failed))).collect(),
-            settled: Vec::new(),
-        };
         Ok(Self {
             cluster_id: loaded.cluster_id,
             changes: Mutex::new(store),
-            catalogue: RwLock::new(catalogue),
+            catalogue: RwLock::new(Catalogue::new(loaded)),
             link: OnceLock::new(),
             waiting: Semaphore::new(ADMIN_REQUESTS_MAX),
         })
@@ -229,6 +196,18 @@ impl TopicService {
         let name = new.name.clone();
         let (info, applied) = self.change(move |service, store| service.commit_create(store, new)).await?;
         wait(&name, applied).await?;
+        Ok(TopicView { info, applied: true })
+    }
+
+    /// Changes settings of a topic; returns when every shard of the broker goes by them.
+    pub async fn alter(self: &Arc<Self>, name: String, change: TopicAlteration) -> Result<TopicView, ServiceError> {
+        let _permit = self.waiting.try_acquire().map_err(|_| ServiceError::Busy)?;
+        let topic = name.clone();
+        let altered = self.change(move |service, store| service.commit_alter(store, &topic, &change)).await?;
+        let (info, applied) = altered;
+        if let Some(applied) = applied {
+            wait(&name, applied).await?;
+        }
         Ok(TopicView { info, applied: true })
     }
 
@@ -300,7 +279,7 @@ impl TopicService {
             // Asked for again after the broker failed: the answer the first caller wanted.
             let same =
                 TopicInfo { id: existing.id, created_ms: existing.created_ms, version: existing.version, ..topic };
-            let failed = self.read().putting.get(&existing.id) == Some(&Owed::Failed);
+            let failed = self.read().put_failed(existing.id);
             if !failed || same != *existing {
                 return Err(ServiceError::Exists(same.name));
             }
@@ -327,10 +306,7 @@ impl TopicService {
     fn plan(&self, new: CreateTopicRequest, shards: u16) -> Result<TopicInfo, ServiceError> {
         check_name(&new.name)?;
         let (stores, partition_stores) = place_partitions(new.partitions, new.stores, shards)?;
-        if new.durability_default < new.durability_floor {
-            let (default, floor) = (new.durability_default, new.durability_floor);
-            return Err(TopicError::Floor { default, floor }.into());
-        }
+        new.settings.check()?;
         let catalogue = self.read();
         if !catalogue.topics.contains_key(&new.name) {
             if catalogue.topics.len() >= BROKER_TOPICS_MAX {
@@ -346,11 +322,36 @@ impl TopicService {
             name: new.name,
             stores,
             partition_stores,
-            durability_default: new.durability_default,
-            durability_floor: new.durability_floor,
+            settings: new.settings,
             created_ms: now_ms(),
             version: 0,
         })
+    }
+
+    /// Gives the topic as altered, and the broker's answer to come; none when it is like that already, there too.
+    fn commit_alter(
+        self: &Arc<Self>,
+        store: &Store,
+        name: &str,
+        change: &TopicAlteration,
+    ) -> Result<(Arc<TopicInfo>, Option<Answer>), ServiceError> {
+        let link = self.link.get().ok_or(ServiceError::NoBroker)?;
+        let before = self.get(name)?;
+        let settings = change.apply(before.info.settings)?;
+        if settings == before.info.settings {
+            let answer = (!before.applied).then(|| self.hand_over_put(link.as_ref(), &before.info));
+            return Ok((before.info, answer));
+        }
+        let settled = self.read().settled.clone();
+        let topic = store.alter_topic(TopicInfo { settings, ..TopicInfo::clone(&before.info) }, &settled)?;
+        let topic = Arc::new(topic);
+        let mut catalogue = self.write();
+        catalogue.forget(&settled);
+        catalogue.insert(Arc::clone(&topic));
+        drop(catalogue);
+        tracing::info!(topic = topic.name, id = topic.id.get(), ?settings, "topic altered");
+        let answer = self.hand_over_put(link.as_ref(), &topic);
+        Ok((topic, Some(answer)))
     }
 
     fn commit_delete(
@@ -385,7 +386,7 @@ impl TopicService {
                 tracing::warn!(topic = topic.name, id = topic.id.get(), "topic taken over from the broker");
                 catalogue.insert(Arc::new(topic));
             }
-            for state in catalogue.putting.values_mut() {
+            for (_, state) in catalogue.putting.values_mut() {
                 *state = Owed::Failed;
             }
         }
@@ -395,7 +396,8 @@ impl TopicService {
     }
 
     /// Compares with what the broker has: what is the same is not owed. Gives the topics that the store does not know
-    /// and did not delete, and whose names are free.
+    /// and did not delete, and whose names are free; and those that it knows from before their last change, as it does when
+    /// it was put back from a copy.
     fn settle_by(&self, held: &[TopicInfo]) -> Vec<TopicInfo> {
         let mut catalogue = self.write();
         let known: HashMap<_, _> = catalogue.topics.values().map(|topic| (topic.id, Arc::clone(topic))).collect();
@@ -404,6 +406,9 @@ impl TopicService {
             match known.get(&topic.id) {
                 Some(ours) if **ours == *topic => {
                     catalogue.putting.remove(&topic.id);
+                }
+                Some(ours) if topic.version > ours.version && topic.name == ours.name => {
+                    unknown.insert(&topic.name, topic);
                 }
                 Some(_) => {}
                 None if catalogue.deleting.contains_key(&topic.id) => {}
@@ -429,11 +434,10 @@ impl TopicService {
             // Looked up anew: in the meantime the topic may have been deleted, or the change repeated by somebody else.
             let (name, answer) = match change {
                 OwedChange::Put(topic) => {
-                    let failed = self.read().putting.get(&topic.id) == Some(&Owed::Failed);
-                    if !failed {
-                        continue;
-                    }
-                    (topic.name.clone(), self.hand_over_put(link.as_ref(), topic))
+                    let current = self.read().topics.get(&topic.name).cloned();
+                    let owed = |current: &Arc<TopicInfo>| current.id == topic.id && self.read().put_failed(topic.id);
+                    let Some(current) = current.filter(owed) else { continue };
+                    (topic.name.clone(), self.hand_over_put(link.as_ref(), &current))
                 }
                 OwedChange::Delete(id) => {
                     let state = self.read().deleting.get(id).copied();
@@ -447,15 +451,10 @@ impl TopicService {
     }
 
     fn hand_over_put(self: &Arc<Self>, link: &dyn BrokerLink, topic: &Arc<TopicInfo>) -> Answer {
-        let id = topic.id;
-        self.write().putting.insert(id, Owed::Sent);
+        let (id, version) = (topic.id, topic.version);
+        self.write().putting.insert(id, (version, Owed::Sent));
         self.hand_over(link, TopicChange::Put(TopicInfo::clone(topic)), move |catalogue, applied| {
-            // A topic that was deleted meanwhile is not owed any more.
-            if applied {
-                catalogue.putting.remove(&id);
-            } else if let Some(state) = catalogue.putting.get_mut(&id) {
-                *state = Owed::Failed;
-            }
+            catalogue.put_settled(id, version, applied);
         })
     }
 
@@ -496,39 +495,6 @@ impl TopicService {
 
     fn write(&self) -> RwLockWriteGuard<'_, Catalogue> {
         self.catalogue.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Catalogue {
-    fn view(&self, info: &Arc<TopicInfo>) -> TopicView {
-        TopicView { applied: !self.putting.contains_key(&info.id), info: Arc::clone(info) }
-    }
-
-    fn insert(&mut self, topic: Arc<TopicInfo>) {
-        self.version = self.version.max(topic.version);
-        self.partitions += topic.partition_stores.len();
-        self.putting.insert(topic.id, Owed::Failed);
-        self.topics.insert(topic.name.clone(), topic);
-    }
-
-    fn remove(&mut self, topic: &TopicInfo, version: u64) {
-        self.version = version;
-        self.partitions -= topic.partition_stores.len();
-        self.putting.remove(&topic.id);
-        self.topics.remove(&topic.name);
-        self.deleting.insert(topic.id, (version, Owed::Failed));
-    }
-
-    fn forget(&mut self, settled: &[TopicId]) {
-        self.settled.retain(|id| !settled.contains(id));
-    }
-
-    fn owed(&self) -> Vec<OwedChange> {
-        let failed =
-            |(id, (_, state)): (&TopicId, &(u64, Owed))| (*state == Owed::Failed).then_some(OwedChange::Delete(*id));
-        let deletions = self.deleting.iter().filter_map(failed);
-        let puts = self.topics.values().filter(|topic| self.putting.get(&topic.id) == Some(&Owed::Failed));
-        deletions.chain(puts.cloned().map(OwedChange::Put)).collect()
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) async fn handle(
         Request::Metadata(request) => metadata(shard, connection, correlation_id, &request),
         Request::Offsets(request) => offsets(shard, connection, correlation_id, request),
         // Encoded anew: what a client adds to the frame must not wait in the master's queue with it.
-        Request::CreateTopic(_) | Request::DeleteTopic(_) => {
+        Request::CreateTopic(_) | Request::DeleteTopic(_) | Request::AlterTopic(_) => {
             shard.ask_admin(connection, request.to_frame(correlation_id));
         }
         Request::Hello(_) => {
@@ -144,8 +144,7 @@ fn topic_metadata(shard: &Shard, topic: &PlacedTopic) -> TopicMetadata {
         topic_id: topic.info.id,
         code: ErrorCode::OK,
         stores: topic.info.stores,
-        durability_default: topic.info.durability_default,
-        durability_floor: topic.info.durability_floor,
+        settings: topic.info.settings,
         partitions: partitions.collect(),
         created_ms: topic.info.created_ms,
     }

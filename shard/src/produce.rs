@@ -184,7 +184,8 @@ pub(crate) fn produce_for(
 fn level(shard: &Shard, asked: Option<Durability>, key: PartitionKey) -> Durability {
     let routing = shard.routing.borrow();
     let Some(topic) = routing.topic(key.topic) else { return asked.unwrap_or_default() };
-    asked.unwrap_or(topic.info.durability_default).max(topic.info.durability_floor)
+    let settings = &topic.info.settings;
+    asked.unwrap_or(settings.durability_default).max(settings.durability_floor)
 }
 
 /// The one check of a batch, on entry: where it belongs, CRC, structure.

@@ -100,7 +100,7 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringmain_core::ids::Durability;
+    use ringmain_core::topic::TopicSettings;
 
     fn topic(id: u64, name: &str, version: u64) -> Arc<PlacedTopic> {
         let info = TopicInfo {
@@ -108,8 +108,7 @@ mod tests {
             name: name.into(),
             stores: 2,
             partition_stores: vec![0, 1, 0],
-            durability_default: Durability::Memory,
-            durability_floor: Durability::Memory,
+            settings: TopicSettings::default(),
             created_ms: 0,
             version,
         };

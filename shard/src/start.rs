@@ -270,7 +270,7 @@ fn take_partitions(
             log_start: state.log_start,
             log_end: state.resumes_at(epoch),
             last_epoch: epoch,
-            durability_floor: topic.info.durability_floor,
+            durability_floor: topic.info.settings.durability_floor,
         })
     })
 }

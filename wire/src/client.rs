@@ -28,13 +28,14 @@ pub use producer::{Producer, ProducerConfig, ProducerStats};
 pub use routes::TopicRoute;
 
 pub use crate::topic::CreateTopicRequest as NewTopic;
+pub use ringmain_core::topic::{TopicAlteration, TopicSettings};
 
 use crate::client::backoff::Backoff;
 use crate::client::routes::Routes;
 use crate::message::{Request, Response};
 use crate::metadata::{Metadata, MetadataRequest, TopicMetadata};
 use crate::offsets::Offsets;
-use crate::topic::{DeleteTopicRequest, TopicResponse};
+use crate::topic::{AlterTopicRequest, DeleteTopicRequest, TopicResponse};
 
 /// How a client reaches its cluster, and how patient it is.
 #[derive(Clone, Debug)]
@@ -105,6 +106,12 @@ impl Client {
     /// was this very call that made it.
     pub async fn create_topic(&self, topic: NewTopic) -> Result<TopicMetadata, ClientError> {
         self.call_topic(Request::CreateTopic(topic)).await.map(|response| response.topic)
+    }
+
+    /// Changes settings of a topic; gives it as it is now. What the change does not name stays as it is.
+    pub async fn alter_topic(&self, name: &str, change: TopicAlteration) -> Result<TopicMetadata, ClientError> {
+        let request = Request::AlterTopic(AlterTopicRequest { name: name.to_owned(), change });
+        self.call_topic(request).await.map(|response| response.topic)
     }
 
     /// Deletes a topic and its records.

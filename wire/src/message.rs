@@ -15,7 +15,7 @@ use crate::metadata::{Metadata, MetadataRequest};
 use crate::offsets::{Offsets, OffsetsRequest};
 use crate::produce::{ProduceOutcome, ProduceRequest};
 use crate::schema;
-use crate::topic::{CreateTopicRequest, DeleteTopicRequest, TopicResponse};
+use crate::topic::{AlterTopicRequest, CreateTopicRequest, DeleteTopicRequest, TopicResponse};
 
 /// Text that is mostly a constant of the program; empty = none.
 pub type Text = Cow<'static, str>;
@@ -42,6 +42,8 @@ pub enum Request {
     CreateTopic(CreateTopicRequest),
     /// Delete a topic and its records.
     DeleteTopic(DeleteTopicRequest),
+    /// Change settings of a topic.
+    AlterTopic(AlterTopicRequest),
 }
 
 /// A message from a server.
@@ -59,7 +61,7 @@ pub enum Response {
     Metadata(Metadata),
     /// Ends of partitions.
     Offsets(Offsets),
-    /// The topic as made, or as it was before it was deleted.
+    /// The topic as made or altered, or as it was before it was deleted.
     Topic(TopicResponse),
 }
 
@@ -133,6 +135,8 @@ impl Request {
             CreateTopicRequest::decode(&body).map(Self::CreateTopic)
         } else if let Some(body) = message.body_as_delete_topic_request() {
             DeleteTopicRequest::decode(&body).map(Self::DeleteTopic)
+        } else if let Some(body) = message.body_as_alter_topic_request() {
+            AlterTopicRequest::decode(&body).map(Self::AlterTopic)
         } else {
             Err(DecodeError::Kind(kind.0))
         }
@@ -148,6 +152,7 @@ impl Request {
             Self::Offsets(request) => request.build(builder),
             Self::CreateTopic(request) => request.build(builder),
             Self::DeleteTopic(request) => request.build(builder),
+            Self::AlterTopic(request) => request.build(builder),
         });
     }
 

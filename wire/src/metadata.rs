@@ -1,12 +1,14 @@
 //! Metadata: brokers with their ports, topics with their partitions and owners.
 
-use ringmain_core::ids::{Durability, Epoch, TopicId};
+use ringmain_core::ids::{Epoch, TopicId};
 use ringmain_core::limits::{METADATA_TOPICS_MAX, TOPIC_NAME_BYTES_MAX};
+use ringmain_core::topic::TopicSettings;
 
 use crate::error_code::ErrorCode;
 use crate::frame::FrameEncoder;
 use crate::message::{Builder, BuiltBody, DecodeError, build_durability, build_texts, decode_durability, decode_texts};
 use crate::schema;
+use crate::topic::{build_bound, build_compression, decode_bound, decode_compression};
 
 /// A metadata request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,10 +60,8 @@ pub struct TopicMetadata {
     pub code: ErrorCode,
     /// Number of stores.
     pub stores: u32,
-    /// Level of produces that leave the choice to the topic.
-    pub durability_default: Durability,
-    /// Produces that ask for less get this.
-    pub durability_floor: Durability,
+    /// What an operator may change.
+    pub settings: TopicSettings,
     /// Its partitions by number.
     pub partitions: Vec<PartitionMetadata>,
     /// Milliseconds since the Unix epoch.
@@ -138,8 +138,13 @@ impl TopicMetadata {
             topic_id: TopicId(topic.topic_id()),
             code: ErrorCode(topic.code()),
             stores: topic.stores(),
-            durability_default: decode_durability("durability_default", topic.durability_default())?,
-            durability_floor: decode_durability("durability_floor", topic.durability_floor())?,
+            settings: TopicSettings {
+                durability_default: decode_durability("durability_default", topic.durability_default())?,
+                durability_floor: decode_durability("durability_floor", topic.durability_floor())?,
+                compression: decode_compression(topic.compression())?,
+                retention_ms: decode_bound(topic.retention_ms()),
+                retention_bytes: decode_bound(topic.retention_bytes()),
+            },
             partitions: partitions.collect(),
             created_ms: topic.created_ms(),
         })
@@ -169,8 +174,11 @@ impl TopicMetadata {
             topic_id: self.topic_id.0,
             code: self.code.0,
             stores: self.stores,
-            durability_default: build_durability(self.durability_default),
-            durability_floor: build_durability(self.durability_floor),
+            durability_default: build_durability(self.settings.durability_default),
+            durability_floor: build_durability(self.settings.durability_floor),
+            compression: build_compression(self.settings.compression),
+            retention_ms: build_bound(self.settings.retention_ms),
+            retention_bytes: build_bound(self.settings.retention_bytes),
             partitions: Some(partitions),
             created_ms: self.created_ms,
         };

@@ -1,7 +1,9 @@
 //! One message of each kind with every field set, and two batches: for round trips, mutations and the golden vectors.
 
 use ringmain_core::batch::{BatchHeader, stamp};
+use ringmain_core::codec::Compression;
 use ringmain_core::ids::{Durability, Epoch, Offset, PartitionKey};
+use ringmain_core::topic::{TopicAlteration, TopicSettings};
 
 use crate::batch::BatchView;
 use crate::batch_builder::BatchBuilder;
@@ -17,10 +19,10 @@ use crate::offsets::{Offsets, OffsetsRequest, PartitionOffsets, encode_offsets};
 use crate::produce::{ProduceOutcome, ProduceRequest, encode_produce_response};
 use crate::record::NewRecord;
 use crate::sparse::SparseBuilder;
-use crate::topic::{CreateTopicRequest, DeleteTopicRequest, TopicResponse, encode_topic_response};
+use crate::topic::{AlterTopicRequest, CreateTopicRequest, DeleteTopicRequest, TopicResponse, encode_topic_response};
 
 /// How many frames there are.
-pub const FRAMES: usize = 14;
+pub const FRAMES: usize = 15;
 const KEY: PartitionKey = PartitionKey::new(0x1122_3344_5566_7788, 3);
 
 /// A batch as a producer sends it: a keyed and tagged record, one with null key and empty value, a tombstone, one with
@@ -99,12 +101,34 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 name: "orders".into(),
                 partitions: 4,
                 stores: 2,
-                durability_default: Durability::Flushed,
-                durability_floor: Durability::Memory,
+                settings: settings(),
             }),
         ),
         ("delete-topic-request", Request::DeleteTopic(DeleteTopicRequest { name: "orders".into() })),
+        (
+            "alter-topic-request",
+            Request::AlterTopic(AlterTopicRequest {
+                name: "orders".into(),
+                change: TopicAlteration {
+                    durability_floor: Some(Durability::Flushed),
+                    compression: Some(Compression::Auto),
+                    retention_ms: Some(None),
+                    retention_bytes: Some(Some(1 << 40)),
+                    ..TopicAlteration::default()
+                },
+            }),
+        ),
     ]
+}
+
+fn settings() -> TopicSettings {
+    TopicSettings {
+        durability_default: Durability::Flushed,
+        durability_floor: Durability::Memory,
+        compression: Compression::Zstd,
+        retention_ms: Some(604_800_000),
+        retention_bytes: Some(10 << 30),
+    }
 }
 
 fn topic() -> TopicMetadata {
@@ -121,8 +145,7 @@ fn topic() -> TopicMetadata {
         topic_id: KEY.topic,
         code: ErrorCode::OK,
         stores: 2,
-        durability_default: Durability::Flushed,
-        durability_floor: Durability::Memory,
+        settings: settings(),
         partitions: vec![partition(0, 0), partition(1, 1)],
         created_ms: 1_700_000_000_000,
     }

@@ -10,8 +10,13 @@ fn topic(name: &str) -> TopicInfo {
         name: name.to_owned(),
         stores: 2,
         partition_stores: vec![0, 1, 0],
-        durability_default: Durability::Synced,
-        durability_floor: Durability::Flushed,
+        settings: TopicSettings {
+            durability_default: Durability::Synced,
+            durability_floor: Durability::Flushed,
+            compression: Compression::Zstd,
+            retention_ms: Some(60_000),
+            retention_bytes: None,
+        },
         created_ms: 1_700_000_000_000,
         version: 0,
     }
@@ -32,6 +37,27 @@ fn topics_cluster_id_and_version_are_there_after_a_restart() {
     let (_store, again) = open(&path);
     assert_eq!(again.topics, vec![made]);
     assert_eq!((again.cluster_id, again.version), (first.cluster_id, first.version + 1));
+}
+
+#[test]
+fn a_record_of_before_compression_and_retention_is_read_with_their_defaults() {
+    let old = br#"{"name":"a","stores":2,"partition_stores":[0,1],"durability_default":"memory","durability_floor":"memory","created_ms":5,"version":2}"#;
+    let topic = decode(TopicId(1), old).unwrap();
+    assert_eq!(topic.settings, TopicSettings::default());
+    assert!(decode(TopicId(1), &encode(&topic)).unwrap() == topic);
+}
+
+#[test]
+fn an_altered_topic_keeps_its_id_and_gets_the_next_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.redb");
+    let (store, _) = open(&path);
+    let made = store.create_topic(topic("a"), &[]).unwrap();
+    let settings = TopicSettings { retention_bytes: Some(1 << 30), ..made.settings };
+    let altered = store.alter_topic(TopicInfo { settings, ..made.clone() }, &[]).unwrap();
+    assert_eq!((altered.id, altered.version), (made.id, made.version + 1));
+    drop(store);
+    assert_eq!(open(&path).1.topics, vec![altered]);
 }
 
 #[test]

@@ -1,5 +1,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ringmain_core::codec::Compression;
+use ringmain_core::ids::Durability;
+use ringmain_core::topic::TopicSettings;
+
 use super::*;
 use crate::link::Applied;
 
@@ -76,7 +80,8 @@ fn bad_descriptions_are_refused_before_anything_is_written() {
         service.attach(Arc::new(FakeBroker::default())).await.unwrap();
         let version = service.version();
         let good = CreateTopicRequest::new("a");
-        let floor = CreateTopicRequest { durability_floor: ringmain_core::ids::Durability::Synced, ..good.clone() };
+        let floor = TopicSettings { durability_floor: Durability::Synced, ..TopicSettings::default() };
+        let floor = CreateTopicRequest { settings: floor, ..good.clone() };
         let partitions = CreateTopicRequest { partitions: 0, ..good.clone() };
         let stores = CreateTopicRequest { stores: 2, ..good.clone() };
         for bad in [floor, partitions, stores, CreateTopicRequest::new("no/path")] {
@@ -183,4 +188,100 @@ fn pages_cover_all_topics_once_in_order() {
         }
         assert_eq!(names, (0..7).map(|number| format!("t{number}")).collect::<Vec<_>>());
     });
+}
+
+fn by_bytes(bytes: u64) -> TopicAlteration {
+    TopicAlteration { retention_bytes: Some(Some(bytes)), ..TopicAlteration::default() }
+}
+
+#[test]
+fn an_alter_reaches_the_broker_and_names_only_what_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = Arc::new(FakeBroker::default());
+    run(async {
+        let service = open(&directory);
+        service.attach(broker.clone()).await.unwrap();
+        let made = service.create(CreateTopicRequest::new("a")).await.unwrap();
+        let altered = service.alter("a".to_owned(), by_bytes(1 << 30)).await.unwrap();
+        assert_eq!((altered.info.id, altered.info.version), (made.info.id, made.info.version + 1));
+        assert_eq!(altered.info.settings.retention_bytes, Some(1 << 30));
+        let change = TopicAlteration { compression: Some(Compression::Zstd), ..TopicAlteration::default() };
+        let altered = service.alter("a".to_owned(), change).await.unwrap();
+        let settings = altered.info.settings;
+        assert_eq!((settings.retention_bytes, settings.compression), (Some(1 << 30), Compression::Zstd));
+        assert_eq!(broker.topics(), vec![TopicInfo::clone(&altered.info)]);
+        // What changes nothing makes no version.
+        let again = service.alter("a".to_owned(), change).await.unwrap();
+        assert_eq!(again.info.version, altered.info.version);
+        assert!(matches!(service.alter("b".to_owned(), change).await, Err(ServiceError::NotFound(_))));
+        let error = service.alter("a".to_owned(), by_bytes(0)).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::BAD_REQUEST, "{error}");
+    });
+    run(async {
+        let service = open(&directory);
+        assert_eq!(service.attach(broker.clone()).await.unwrap(), Reconciled::default());
+        assert_eq!(service.get("a").unwrap().info.settings.retention_bytes, Some(1 << 30));
+    });
+}
+
+#[test]
+fn an_alter_that_the_broker_failed_is_repeated_as_it_is_by_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = Arc::new(FakeBroker::default());
+    run(async {
+        let service = open(&directory);
+        service.attach(broker.clone()).await.unwrap();
+        service.create(CreateTopicRequest::new("a")).await.unwrap();
+        broker.failing.store(true, Ordering::SeqCst);
+        assert!(service.alter("a".to_owned(), by_bytes(1 << 30)).await.is_err());
+        assert!(service.alter("a".to_owned(), by_bytes(1 << 31)).await.is_err());
+        broker.failing.store(false, Ordering::SeqCst);
+    });
+    run(async {
+        let service = open(&directory);
+        let report = service.attach(broker.clone()).await.unwrap();
+        assert_eq!(report, Reconciled { put: 1, ..Reconciled::default() });
+        assert_eq!(broker.topics()[0].settings.retention_bytes, Some(1 << 31));
+    });
+}
+
+#[test]
+fn a_store_put_back_from_a_copy_takes_newer_settings_from_the_broker() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.redb");
+    let copy = directory.path().join("copy.redb");
+    let broker = Arc::new(FakeBroker::default());
+    run(async {
+        let service = open(&directory);
+        service.attach(broker.clone()).await.unwrap();
+        service.create(CreateTopicRequest::new("a")).await.unwrap();
+    });
+    std::fs::copy(&path, &copy).unwrap();
+    run(async {
+        let service = open(&directory);
+        service.attach(broker.clone()).await.unwrap();
+        service.alter("a".to_owned(), by_bytes(1 << 30)).await.unwrap();
+    });
+    std::fs::rename(&copy, &path).unwrap();
+    run(async {
+        let service = open(&directory);
+        let report = service.attach(broker.clone()).await.unwrap();
+        assert_eq!((report.adopted, report.failed), (1, 0));
+        assert_eq!(service.get("a").unwrap().info.settings.retention_bytes, Some(1 << 30));
+        assert_eq!(broker.topics()[0], *service.get("a").unwrap().info);
+        service.alter("a".to_owned(), by_bytes(1 << 31)).await.unwrap();
+        assert_eq!(broker.topics()[0].settings.retention_bytes, Some(1 << 31));
+    });
+}
+
+#[test]
+fn the_broker_s_answer_to_an_older_version_of_a_topic_settles_nothing() {
+    let mut catalogue = Catalogue::default();
+    catalogue.putting.insert(TopicId(1), (7, Owed::Sent));
+    catalogue.put_settled(TopicId(1), 6, true);
+    assert!(catalogue.putting.contains_key(&TopicId(1)));
+    catalogue.put_settled(TopicId(1), 7, false);
+    assert!(catalogue.put_failed(TopicId(1)));
+    catalogue.put_settled(TopicId(1), 7, true);
+    assert!(!catalogue.putting.contains_key(&TopicId(1)));
 }

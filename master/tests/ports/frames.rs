@@ -6,12 +6,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ringmain_core::ids::{Durability, TopicId};
+use ringmain_core::topic::{TopicAlteration, TopicSettings};
 use ringmain_wire::frame::{FRAME_PREFIX_BYTES, FrameView, frame_bytes};
 use ringmain_wire::hello::{HelloRequest, PROTOCOL_VERSION};
 use ringmain_wire::message::{Request, Response};
 use ringmain_wire::metadata::MetadataRequest;
 use ringmain_wire::offsets::OffsetsRequest;
-use ringmain_wire::topic::{CreateTopicRequest, DeleteTopicRequest};
+use ringmain_wire::topic::{AlterTopicRequest, CreateTopicRequest, DeleteTopicRequest};
 use ringmain_wire::{ErrorCode, FrameError};
 
 use crate::fake::{Running, master};
@@ -75,7 +76,7 @@ fn a_topic_is_made_seen_and_deleted() {
 
     let new = CreateTopicRequest {
         partitions: 3,
-        durability_default: Durability::Synced,
+        settings: TopicSettings { durability_default: Durability::Synced, ..TopicSettings::default() },
         ..CreateTopicRequest::new("orders")
     };
     let Response::Topic(made) = ask(&mut stream, &Request::CreateTopic(new.clone())) else { panic!() };
@@ -90,6 +91,14 @@ fn a_topic_is_made_seen_and_deleted() {
     let request = MetadataRequest { topics: Vec::new(), known_version: metadata.version };
     let Response::Metadata(same) = ask(&mut stream, &Request::Metadata(request)) else { panic!() };
     assert!(same.topics.is_empty());
+
+    let change = TopicAlteration { retention_ms: Some(Some(60_000)), ..TopicAlteration::default() };
+    let alter = Request::AlterTopic(AlterTopicRequest { name: "orders".to_owned(), change });
+    let Response::Topic(made) = ask(&mut stream, &alter) else { panic!() };
+    assert_eq!(made.topic.settings.retention_ms, Some(60_000));
+    let change = TopicAlteration { retention_ms: Some(Some(1)), ..change };
+    let alter = Request::AlterTopic(AlterTopicRequest { name: "orders".to_owned(), change });
+    assert_eq!(error_code(&ask(&mut stream, &alter)), ErrorCode::BAD_REQUEST);
 
     let delete = Request::DeleteTopic(DeleteTopicRequest { name: "orders".to_owned() });
     let Response::Topic(deleted) = ask(&mut stream, &delete) else { panic!() };

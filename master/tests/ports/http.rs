@@ -65,6 +65,11 @@ fn every_failure_is_typed_json() {
         ("POST /api/v1/topics", json!({ "name": "a", "partitions": 0 }), 400, 400),
         ("POST /api/v1/topics", json!({ "name": "a", "durability_default": "soon" }), 400, 400),
         ("POST /api/v1/topics", json!({ "name": "a", "colour": 1 }), 422, 400),
+        ("POST /api/v1/topics", json!({ "name": "a", "compression": "rar" }), 400, 400),
+        ("POST /api/v1/topics", json!({ "name": "a", "retention_ms": 0 }), 400, 400),
+        ("PATCH /api/v1/topics/taken", json!({ "retention_bytes": 5 }), 400, 400),
+        ("PATCH /api/v1/topics/taken", json!({ "partitions": 5 }), 422, 400),
+        ("PATCH /api/v1/topics/none", json!({ "compression": "lz4" }), 404, 431),
         ("POST /api/v1/topics", json!([]), 422, 400),
         ("POST /api/v1/topics", large, 413, 445),
         ("GET /api/v1/topics?limit=0", Value::Null, 400, 400),
@@ -80,6 +85,20 @@ fn every_failure_is_typed_json() {
     // A web page of somebody else can send this without asking, so it must not work.
     let simple = "POST /api/v1/topics HTTP/1.1\r\nContent-Type: text/plain";
     assert_eq!(send(running.master.addresses().http, simple, r#"{"name":"a"}"#).0, 415);
+}
+
+#[test]
+fn settings_are_made_and_altered_and_null_removes_a_bound() {
+    let running = master();
+    let body = json!({ "name": "a", "compression": "zstd", "retention_ms": 60_000, "retention_bytes": 2_u64 << 30 });
+    let (status, made) = call(&running, "POST /api/v1/topics", &body);
+    assert_eq!((status, &made["compression"], &made["retention_ms"]), (201, &json!("zstd"), &json!(60_000)));
+    let body = json!({ "compression": "lz4", "retention_ms": null });
+    let (status, altered) = call(&running, "PATCH /api/v1/topics/a", &body);
+    assert_eq!((status, &altered["compression"], &altered["retention_ms"]), (200, &json!("lz4"), &Value::Null));
+    assert_eq!(altered["retention_bytes"], json!(2_u64 << 30));
+    let (_, seen) = call(&running, "GET /api/v1/topics", &Value::Null);
+    assert_eq!(seen["topics"][0], altered);
 }
 
 #[test]

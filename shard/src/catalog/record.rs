@@ -2,14 +2,15 @@
 //!
 //! | kind | byte 0 | then |
 //! |---|---|---|
-//! | put | 1 | u8 default level, u8 floor, u8 zero, u32 stores, u64 id, u64 version, i64 created_ms, u16 name bytes, u16 store shards, u32 partitions, u32 created epochs, then name, u16 each store's shard, u16 each partition's store, u32 each created epoch |
+//! | put | 1 | u8 default level, u8 floor, u8 compression, u32 stores, u64 id, u64 version, i64 created_ms, u16 name bytes, u16 store shards, u32 partitions, u32 created epochs, then name, u16 each store's shard, u16 each partition's store, u32 each created epoch, then u64 retention in ms and u64 in bytes, 0 = none; records of before retention end here, and have no bound |
 //! | delete | 2 | 7 zero bytes, u64 id, u64 version |
 //! | version | 3 | 7 zero bytes, u64 highest version of any change |
 
+use ringmain_core::codec::Compression;
 use ringmain_core::crc::Crc32c;
 use ringmain_core::ids::{Durability, TopicId};
 use ringmain_core::limits::{TOPIC_NAME_BYTES_MAX, TOPIC_PARTITIONS_MAX, TOPIC_STORES_MAX};
-use ringmain_core::topic::TopicInfo;
+use ringmain_core::topic::{TopicInfo, TopicSettings};
 
 use super::CatalogTopic;
 
@@ -51,7 +52,9 @@ impl Body {
                 if !fits {
                     return None;
                 }
-                out.extend([PUT, info.durability_default as u8, info.durability_floor as u8, 0]);
+                let TopicSettings { durability_default, durability_floor, compression, retention_ms, retention_bytes } =
+                    info.settings;
+                out.extend([PUT, durability_default as u8, durability_floor as u8, compression as u8]);
                 out.extend(info.stores.to_le_bytes());
                 out.extend(info.id.0.to_le_bytes());
                 out.extend(info.version.to_le_bytes());
@@ -65,6 +68,8 @@ impl Body {
                 store_shards.iter().for_each(|shard| out.extend(shard.to_le_bytes()));
                 info.partition_stores.iter().for_each(|store| out.extend(store.to_le_bytes()));
                 created_epochs.iter().for_each(|epoch| out.extend(epoch.to_le_bytes()));
+                out.extend(retention_ms.unwrap_or(0).to_le_bytes());
+                out.extend(retention_bytes.unwrap_or(0).to_le_bytes());
             }
             Self::Delete { id, version } => {
                 out.extend([DELETE, 0, 0, 0, 0, 0, 0, 0]);
@@ -81,9 +86,9 @@ impl Body {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = Rest(bytes);
-        let [kind, default, floor, zero] = rest.take()?;
+        let [kind, settings @ ..] = rest.take::<4>()?;
         let body = match kind {
-            PUT if zero == 0 => Self::Put(Self::decode_topic(default, floor, &mut rest)?),
+            PUT => Self::Put(Self::decode_topic(settings, &mut rest)?),
             DELETE if rest.take()? == [0; 4] => Self::Delete {
                 id: TopicId(u64::from_le_bytes(rest.take()?)),
                 version: u64::from_le_bytes(rest.take()?),
@@ -94,7 +99,7 @@ impl Body {
         rest.0.is_empty().then_some(body)
     }
 
-    fn decode_topic(default: u8, floor: u8, rest: &mut Rest<'_>) -> Option<CatalogTopic> {
+    fn decode_topic([default, floor, compression]: [u8; 3], rest: &mut Rest<'_>) -> Option<CatalogTopic> {
         let stores = u32::from_le_bytes(rest.take()?);
         let id = TopicId(u64::from_le_bytes(rest.take()?));
         let version = u64::from_le_bytes(rest.take()?);
@@ -108,14 +113,25 @@ impl Body {
         let store_shards = u16s(rest.bytes(usize::from(store_shards) * 2)?);
         let partition_stores = u16s(rest.bytes(partitions.checked_mul(2)?)?);
         let epochs = rest.bytes(epochs.checked_mul(4)?)?.chunks_exact(4);
+        let (retention_ms, retention_bytes) = if rest.0.is_empty() {
+            (0, 0)
+        } else {
+            (u64::from_le_bytes(rest.take()?), u64::from_le_bytes(rest.take()?))
+        };
+        let bound = |value: u64| (value > 0).then_some(value);
         Some(CatalogTopic {
             info: TopicInfo {
                 id,
                 name: String::from_utf8(name.to_vec()).ok()?,
                 stores,
                 partition_stores,
-                durability_default: Durability::from_byte(default)?,
-                durability_floor: Durability::from_byte(floor)?,
+                settings: TopicSettings {
+                    durability_default: Durability::from_byte(default)?,
+                    durability_floor: Durability::from_byte(floor)?,
+                    compression: Compression::from_byte(compression)?,
+                    retention_ms: bound(retention_ms),
+                    retention_bytes: bound(retention_bytes),
+                },
                 created_ms,
                 version,
             },

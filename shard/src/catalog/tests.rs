@@ -1,5 +1,7 @@
 use proptest::prelude::*;
+use ringmain_core::codec::Compression;
 use ringmain_core::ids::Durability;
+use ringmain_core::topic::TopicSettings;
 
 use super::*;
 
@@ -10,8 +12,13 @@ fn topic(id: u64, version: u64, partitions: usize) -> CatalogTopic {
             name: format!("topic_{id}"),
             stores: 2,
             partition_stores: (0..partitions).map(|partition| (partition % 2) as u16).collect(),
-            durability_default: Durability::Synced,
-            durability_floor: Durability::Flushed,
+            settings: TopicSettings {
+                durability_default: Durability::Synced,
+                durability_floor: Durability::Flushed,
+                compression: Compression::Lz4,
+                retention_ms: Some(version * 1000),
+                retention_bytes: (version % 2 == 0).then_some(1 << 30),
+            },
             created_ms: -5,
             version,
         },
@@ -180,4 +187,23 @@ proptest! {
     fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = record::read(&bytes);
     }
+}
+
+#[test]
+fn a_topic_written_before_there_was_retention_has_the_default_settings() {
+    let levels = TopicSettings { durability_default: Durability::Synced, ..TopicSettings::default() };
+    let mut old = topic(2, 1, 3);
+    old.info.settings = levels;
+    let mut record = record::write(&Body::Put(old.clone())).unwrap();
+    // Without the two bounds at its end; the body is followed by its padding.
+    let body_bytes = u32::from_le_bytes(*record.first_chunk::<4>().unwrap()) - 16;
+    record.truncate(8 + body_bytes as usize);
+    record[..4].copy_from_slice(&body_bytes.to_le_bytes());
+    let mut crc = ringmain_core::crc::Crc32c::default();
+    crc.update(&record[..4]);
+    crc.update(&record[8..]);
+    let crc = crc.finish();
+    record[4..8].copy_from_slice(&crc.to_le_bytes());
+    record.resize(record.len().next_multiple_of(8), 0);
+    assert_eq!(record::read(&record).unwrap().0, Body::Put(old));
 }

@@ -218,7 +218,7 @@ fn answer(state: &mut State, request: &Request, payload: &[u8], partitions: u32)
             });
             Response::Offsets(Offsets { topic_id: TOPIC_ID, partitions: partitions.collect() })
         }
-        Request::CreateTopic(_) | Request::DeleteTopic(_) => {
+        Request::CreateTopic(_) | Request::DeleteTopic(_) | Request::AlterTopic(_) => {
             Response::Topic(TopicResponse { topic: topic(partitions), version: 2 })
         }
     };

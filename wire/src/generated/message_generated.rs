@@ -99,6 +99,99 @@ impl<'a> ::flatbuffers::Verifiable for Durability {
 
 impl ::flatbuffers::SimpleToVerifyInSlice for Durability {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MIN_COMPRESSION: u8 = 0;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+pub const ENUM_MAX_COMPRESSION: u8 = 3;
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
+#[allow(non_camel_case_types)]
+pub const ENUM_VALUES_COMPRESSION: [Compression; 4] = [
+  Compression::Auto,
+  Compression::None,
+  Compression::Lz4,
+  Compression::Zstd,
+];
+
+/// What the broker does with a topic's batches when it writes them to disk.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct Compression(pub u8);
+#[allow(non_upper_case_globals)]
+impl Compression {
+  pub const Auto: Self = Self(0);
+  pub const None: Self = Self(1);
+  pub const Lz4: Self = Self(2);
+  pub const Zstd: Self = Self(3);
+
+  pub const ENUM_MIN: u8 = 0;
+  pub const ENUM_MAX: u8 = 3;
+  pub const ENUM_VALUES: &'static [Self] = &[
+    Self::Auto,
+    Self::None,
+    Self::Lz4,
+    Self::Zstd,
+  ];
+  /// Returns the variant's name or "" if unknown.
+  pub fn variant_name(self) -> Option<&'static str> {
+    match self {
+      Self::Auto => Some("Auto"),
+      Self::None => Some("None"),
+      Self::Lz4 => Some("Lz4"),
+      Self::Zstd => Some("Zstd"),
+      _ => None,
+    }
+  }
+}
+impl ::core::fmt::Debug for Compression {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    if let Some(name) = self.variant_name() {
+      f.write_str(name)
+    } else {
+      f.write_fmt(format_args!("<UNKNOWN {:?}>", self.0))
+    }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for Compression {
+  type Inner = Self;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    let b = unsafe { ::flatbuffers::read_scalar_at::<u8>(buf, loc) };
+    Self(b)
+  }
+}
+
+impl ::flatbuffers::Push for Compression {
+    type Output = Compression;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        unsafe { ::flatbuffers::emplace_scalar::<u8>(dst, self.0) };
+    }
+}
+
+impl ::flatbuffers::EndianScalar for Compression {
+  type Scalar = u8;
+  #[inline]
+  fn to_little_endian(self) -> u8 {
+    self.0.to_le()
+  }
+  #[inline]
+  #[allow(clippy::wrong_self_convention)]
+  fn from_little_endian(v: u8) -> Self {
+    let b = u8::from_le(v);
+    Self(b)
+  }
+}
+
+impl<'a> ::flatbuffers::Verifiable for Compression {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    u8::run_verifier(v, pos)
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for Compression {}
+#[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_VISIBILITY: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MAX_VISIBILITY: u8 = 1;
@@ -273,10 +366,10 @@ impl ::flatbuffers::SimpleToVerifyInSlice for GapReason {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_BODY: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
-pub const ENUM_MAX_BODY: u8 = 14;
+pub const ENUM_MAX_BODY: u8 = 15;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_BODY: [Body; 15] = [
+pub const ENUM_VALUES_BODY: [Body; 16] = [
   Body::NONE,
   Body::HelloRequest,
   Body::HelloResponse,
@@ -292,6 +385,7 @@ pub const ENUM_VALUES_BODY: [Body; 15] = [
   Body::CreateTopicRequest,
   Body::DeleteTopicRequest,
   Body::TopicResponse,
+  Body::AlterTopicRequest,
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -314,9 +408,10 @@ impl Body {
   pub const CreateTopicRequest: Self = Self(12);
   pub const DeleteTopicRequest: Self = Self(13);
   pub const TopicResponse: Self = Self(14);
+  pub const AlterTopicRequest: Self = Self(15);
 
   pub const ENUM_MIN: u8 = 0;
-  pub const ENUM_MAX: u8 = 14;
+  pub const ENUM_MAX: u8 = 15;
   pub const ENUM_VALUES: &'static [Self] = &[
     Self::NONE,
     Self::HelloRequest,
@@ -333,6 +428,7 @@ impl Body {
     Self::CreateTopicRequest,
     Self::DeleteTopicRequest,
     Self::TopicResponse,
+    Self::AlterTopicRequest,
   ];
   /// Returns the variant's name or "" if unknown.
   pub fn variant_name(self) -> Option<&'static str> {
@@ -352,6 +448,7 @@ impl Body {
       Self::CreateTopicRequest => Some("CreateTopicRequest"),
       Self::DeleteTopicRequest => Some("DeleteTopicRequest"),
       Self::TopicResponse => Some("TopicResponse"),
+      Self::AlterTopicRequest => Some("AlterTopicRequest"),
       _ => None,
     }
   }
@@ -2896,6 +2993,9 @@ impl<'a> TopicMetadata<'a> {
   pub const VT_DURABILITY_FLOOR: ::flatbuffers::VOffsetT = 14;
   pub const VT_PARTITIONS: ::flatbuffers::VOffsetT = 16;
   pub const VT_CREATED_MS: ::flatbuffers::VOffsetT = 18;
+  pub const VT_COMPRESSION: ::flatbuffers::VOffsetT = 20;
+  pub const VT_RETENTION_MS: ::flatbuffers::VOffsetT = 22;
+  pub const VT_RETENTION_BYTES: ::flatbuffers::VOffsetT = 24;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2907,12 +3007,15 @@ impl<'a> TopicMetadata<'a> {
     args: &'args TopicMetadataArgs<'args>
   ) -> ::flatbuffers::WIPOffset<TopicMetadata<'bldr>> {
     let mut builder = TopicMetadataBuilder::new(_fbb);
+    builder.add_retention_bytes(args.retention_bytes);
+    builder.add_retention_ms(args.retention_ms);
     builder.add_created_ms(args.created_ms);
     builder.add_topic_id(args.topic_id);
     if let Some(x) = args.partitions { builder.add_partitions(x); }
     builder.add_stores(args.stores);
     if let Some(x) = args.name { builder.add_name(x); }
     builder.add_code(args.code);
+    builder.add_compression(args.compression);
     builder.add_durability_floor(args.durability_floor);
     builder.add_durability_default(args.durability_default);
     builder.finish()
@@ -2975,6 +3078,29 @@ impl<'a> TopicMetadata<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<i64>(TopicMetadata::VT_CREATED_MS, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn compression(&self) -> Compression {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Compression>(TopicMetadata::VT_COMPRESSION, Some(Compression::Auto)).unwrap()}
+  }
+  /// Records that were appended longer ago may go; 0 = they stay for ever.
+  #[inline]
+  pub fn retention_ms(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(TopicMetadata::VT_RETENTION_MS, Some(0)).unwrap()}
+  }
+  /// Bytes on disk that all partitions of the topic on one broker may take; 0 = no bound.
+  #[inline]
+  pub fn retention_bytes(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(TopicMetadata::VT_RETENTION_BYTES, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for TopicMetadata<'_> {
@@ -2991,6 +3117,9 @@ impl ::flatbuffers::Verifiable for TopicMetadata<'_> {
      .visit_field::<Durability>("durability_floor", Self::VT_DURABILITY_FLOOR, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<PartitionMetadata>>>>("partitions", Self::VT_PARTITIONS, false)?
      .visit_field::<i64>("created_ms", Self::VT_CREATED_MS, false)?
+     .visit_field::<Compression>("compression", Self::VT_COMPRESSION, false)?
+     .visit_field::<u64>("retention_ms", Self::VT_RETENTION_MS, false)?
+     .visit_field::<u64>("retention_bytes", Self::VT_RETENTION_BYTES, false)?
      .finish();
     Ok(())
   }
@@ -3004,6 +3133,9 @@ pub struct TopicMetadataArgs<'a> {
     pub durability_floor: Durability,
     pub partitions: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<PartitionMetadata<'a>>>>>,
     pub created_ms: i64,
+    pub compression: Compression,
+    pub retention_ms: u64,
+    pub retention_bytes: u64,
 }
 impl<'a> Default for TopicMetadataArgs<'a> {
   #[inline]
@@ -3017,6 +3149,9 @@ impl<'a> Default for TopicMetadataArgs<'a> {
       durability_floor: Durability::Memory,
       partitions: None,
       created_ms: 0,
+      compression: Compression::Auto,
+      retention_ms: 0,
+      retention_bytes: 0,
     }
   }
 }
@@ -3059,6 +3194,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> TopicMetadataBuilder<'a, 'b, 
     self.fbb_.push_slot::<i64>(TopicMetadata::VT_CREATED_MS, created_ms, 0);
   }
   #[inline]
+  pub fn add_compression(&mut self, compression: Compression) {
+    self.fbb_.push_slot::<Compression>(TopicMetadata::VT_COMPRESSION, compression, Compression::Auto);
+  }
+  #[inline]
+  pub fn add_retention_ms(&mut self, retention_ms: u64) {
+    self.fbb_.push_slot::<u64>(TopicMetadata::VT_RETENTION_MS, retention_ms, 0);
+  }
+  #[inline]
+  pub fn add_retention_bytes(&mut self, retention_bytes: u64) {
+    self.fbb_.push_slot::<u64>(TopicMetadata::VT_RETENTION_BYTES, retention_bytes, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> TopicMetadataBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     TopicMetadataBuilder {
@@ -3085,6 +3232,9 @@ impl ::core::fmt::Debug for TopicMetadata<'_> {
       ds.field("durability_floor", &self.durability_floor());
       ds.field("partitions", &self.partitions());
       ds.field("created_ms", &self.created_ms());
+      ds.field("compression", &self.compression());
+      ds.field("retention_ms", &self.retention_ms());
+      ds.field("retention_bytes", &self.retention_bytes());
       ds.finish()
   }
 }
@@ -3734,6 +3884,9 @@ impl<'a> CreateTopicRequest<'a> {
   pub const VT_STORES: ::flatbuffers::VOffsetT = 8;
   pub const VT_DURABILITY_DEFAULT: ::flatbuffers::VOffsetT = 10;
   pub const VT_DURABILITY_FLOOR: ::flatbuffers::VOffsetT = 12;
+  pub const VT_COMPRESSION: ::flatbuffers::VOffsetT = 14;
+  pub const VT_RETENTION_MS: ::flatbuffers::VOffsetT = 16;
+  pub const VT_RETENTION_BYTES: ::flatbuffers::VOffsetT = 18;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3745,9 +3898,12 @@ impl<'a> CreateTopicRequest<'a> {
     args: &'args CreateTopicRequestArgs<'args>
   ) -> ::flatbuffers::WIPOffset<CreateTopicRequest<'bldr>> {
     let mut builder = CreateTopicRequestBuilder::new(_fbb);
+    builder.add_retention_bytes(args.retention_bytes);
+    builder.add_retention_ms(args.retention_ms);
     builder.add_stores(args.stores);
     builder.add_partitions(args.partitions);
     if let Some(x) = args.name { builder.add_name(x); }
+    builder.add_compression(args.compression);
     builder.add_durability_floor(args.durability_floor);
     builder.add_durability_default(args.durability_default);
     builder.finish()
@@ -3790,6 +3946,28 @@ impl<'a> CreateTopicRequest<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<Durability>(CreateTopicRequest::VT_DURABILITY_FLOOR, Some(Durability::Memory)).unwrap()}
   }
+  #[inline]
+  pub fn compression(&self) -> Compression {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Compression>(CreateTopicRequest::VT_COMPRESSION, Some(Compression::Auto)).unwrap()}
+  }
+  /// 0 = no bound, here and in the next field.
+  #[inline]
+  pub fn retention_ms(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(CreateTopicRequest::VT_RETENTION_MS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn retention_bytes(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(CreateTopicRequest::VT_RETENTION_BYTES, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for CreateTopicRequest<'_> {
@@ -3803,6 +3981,9 @@ impl ::flatbuffers::Verifiable for CreateTopicRequest<'_> {
      .visit_field::<u32>("stores", Self::VT_STORES, false)?
      .visit_field::<Durability>("durability_default", Self::VT_DURABILITY_DEFAULT, false)?
      .visit_field::<Durability>("durability_floor", Self::VT_DURABILITY_FLOOR, false)?
+     .visit_field::<Compression>("compression", Self::VT_COMPRESSION, false)?
+     .visit_field::<u64>("retention_ms", Self::VT_RETENTION_MS, false)?
+     .visit_field::<u64>("retention_bytes", Self::VT_RETENTION_BYTES, false)?
      .finish();
     Ok(())
   }
@@ -3813,6 +3994,9 @@ pub struct CreateTopicRequestArgs<'a> {
     pub stores: u32,
     pub durability_default: Durability,
     pub durability_floor: Durability,
+    pub compression: Compression,
+    pub retention_ms: u64,
+    pub retention_bytes: u64,
 }
 impl<'a> Default for CreateTopicRequestArgs<'a> {
   #[inline]
@@ -3823,6 +4007,9 @@ impl<'a> Default for CreateTopicRequestArgs<'a> {
       stores: 0,
       durability_default: Durability::Memory,
       durability_floor: Durability::Memory,
+      compression: Compression::Auto,
+      retention_ms: 0,
+      retention_bytes: 0,
     }
   }
 }
@@ -3853,6 +4040,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> CreateTopicRequestBuilder<'a,
     self.fbb_.push_slot::<Durability>(CreateTopicRequest::VT_DURABILITY_FLOOR, durability_floor, Durability::Memory);
   }
   #[inline]
+  pub fn add_compression(&mut self, compression: Compression) {
+    self.fbb_.push_slot::<Compression>(CreateTopicRequest::VT_COMPRESSION, compression, Compression::Auto);
+  }
+  #[inline]
+  pub fn add_retention_ms(&mut self, retention_ms: u64) {
+    self.fbb_.push_slot::<u64>(CreateTopicRequest::VT_RETENTION_MS, retention_ms, 0);
+  }
+  #[inline]
+  pub fn add_retention_bytes(&mut self, retention_bytes: u64) {
+    self.fbb_.push_slot::<u64>(CreateTopicRequest::VT_RETENTION_BYTES, retention_bytes, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> CreateTopicRequestBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     CreateTopicRequestBuilder {
@@ -3876,6 +4075,9 @@ impl ::core::fmt::Debug for CreateTopicRequest<'_> {
       ds.field("stores", &self.stores());
       ds.field("durability_default", &self.durability_default());
       ds.field("durability_floor", &self.durability_floor());
+      ds.field("compression", &self.compression());
+      ds.field("retention_ms", &self.retention_ms());
+      ds.field("retention_bytes", &self.retention_bytes());
       ds.finish()
   }
 }
@@ -3976,10 +4178,195 @@ impl ::core::fmt::Debug for DeleteTopicRequest<'_> {
       ds.finish()
   }
 }
+pub enum AlterTopicRequestOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+/// What is not given stays as it is.
+pub struct AlterTopicRequest<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for AlterTopicRequest<'a> {
+  type Inner = AlterTopicRequest<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> AlterTopicRequest<'a> {
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 4;
+  pub const VT_DURABILITY_DEFAULT: ::flatbuffers::VOffsetT = 6;
+  pub const VT_DURABILITY_FLOOR: ::flatbuffers::VOffsetT = 8;
+  pub const VT_COMPRESSION: ::flatbuffers::VOffsetT = 10;
+  pub const VT_RETENTION_MS: ::flatbuffers::VOffsetT = 12;
+  pub const VT_RETENTION_BYTES: ::flatbuffers::VOffsetT = 14;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    AlterTopicRequest { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args AlterTopicRequestArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<AlterTopicRequest<'bldr>> {
+    let mut builder = AlterTopicRequestBuilder::new(_fbb);
+    if let Some(x) = args.retention_bytes { builder.add_retention_bytes(x); }
+    if let Some(x) = args.retention_ms { builder.add_retention_ms(x); }
+    if let Some(x) = args.name { builder.add_name(x); }
+    if let Some(x) = args.compression { builder.add_compression(x); }
+    if let Some(x) = args.durability_floor { builder.add_durability_floor(x); }
+    if let Some(x) = args.durability_default { builder.add_durability_default(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(AlterTopicRequest::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn durability_default(&self) -> Option<Durability> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Durability>(AlterTopicRequest::VT_DURABILITY_DEFAULT, None)}
+  }
+  /// Without a new default it raises the default with it.
+  #[inline]
+  pub fn durability_floor(&self) -> Option<Durability> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Durability>(AlterTopicRequest::VT_DURABILITY_FLOOR, None)}
+  }
+  #[inline]
+  pub fn compression(&self) -> Option<Compression> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<Compression>(AlterTopicRequest::VT_COMPRESSION, None)}
+  }
+  /// 0 removes the bound, here and in the next field.
+  #[inline]
+  pub fn retention_ms(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(AlterTopicRequest::VT_RETENTION_MS, None)}
+  }
+  #[inline]
+  pub fn retention_bytes(&self) -> Option<u64> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(AlterTopicRequest::VT_RETENTION_BYTES, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for AlterTopicRequest<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<Durability>("durability_default", Self::VT_DURABILITY_DEFAULT, false)?
+     .visit_field::<Durability>("durability_floor", Self::VT_DURABILITY_FLOOR, false)?
+     .visit_field::<Compression>("compression", Self::VT_COMPRESSION, false)?
+     .visit_field::<u64>("retention_ms", Self::VT_RETENTION_MS, false)?
+     .visit_field::<u64>("retention_bytes", Self::VT_RETENTION_BYTES, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct AlterTopicRequestArgs<'a> {
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub durability_default: Option<Durability>,
+    pub durability_floor: Option<Durability>,
+    pub compression: Option<Compression>,
+    pub retention_ms: Option<u64>,
+    pub retention_bytes: Option<u64>,
+}
+impl<'a> Default for AlterTopicRequestArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    AlterTopicRequestArgs {
+      name: None, // required field
+      durability_default: None,
+      durability_floor: None,
+      compression: None,
+      retention_ms: None,
+      retention_bytes: None,
+    }
+  }
+}
+
+pub struct AlterTopicRequestBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> AlterTopicRequestBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(AlterTopicRequest::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_durability_default(&mut self, durability_default: Durability) {
+    self.fbb_.push_slot_always::<Durability>(AlterTopicRequest::VT_DURABILITY_DEFAULT, durability_default);
+  }
+  #[inline]
+  pub fn add_durability_floor(&mut self, durability_floor: Durability) {
+    self.fbb_.push_slot_always::<Durability>(AlterTopicRequest::VT_DURABILITY_FLOOR, durability_floor);
+  }
+  #[inline]
+  pub fn add_compression(&mut self, compression: Compression) {
+    self.fbb_.push_slot_always::<Compression>(AlterTopicRequest::VT_COMPRESSION, compression);
+  }
+  #[inline]
+  pub fn add_retention_ms(&mut self, retention_ms: u64) {
+    self.fbb_.push_slot_always::<u64>(AlterTopicRequest::VT_RETENTION_MS, retention_ms);
+  }
+  #[inline]
+  pub fn add_retention_bytes(&mut self, retention_bytes: u64) {
+    self.fbb_.push_slot_always::<u64>(AlterTopicRequest::VT_RETENTION_BYTES, retention_bytes);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> AlterTopicRequestBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    AlterTopicRequestBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<AlterTopicRequest<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, AlterTopicRequest::VT_NAME,"name");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for AlterTopicRequest<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("AlterTopicRequest");
+      ds.field("name", &self.name());
+      ds.field("durability_default", &self.durability_default());
+      ds.field("durability_floor", &self.durability_floor());
+      ds.field("compression", &self.compression());
+      ds.field("retention_ms", &self.retention_ms());
+      ds.field("retention_bytes", &self.retention_bytes());
+      ds.finish()
+  }
+}
 pub enum TopicResponseOffset {}
 #[derive(Copy, Clone, PartialEq)]
 
-/// Answer to create and delete.
+/// Answer to create, alter and delete.
 pub struct TopicResponse<'a> {
   pub _tab: ::flatbuffers::Table<'a>,
 }
@@ -4345,6 +4732,20 @@ impl<'a> Message<'a> {
     }
   }
 
+  #[inline]
+  #[allow(non_snake_case)]
+  pub fn body_as_alter_topic_request(&self) -> Option<AlterTopicRequest<'a>> {
+    if self.body_type() == Body::AlterTopicRequest {
+      let u = self.body();
+      // Safety:
+      // Created from a valid Table for this object
+      // Which contains a valid union in this slot
+      Some(unsafe { AlterTopicRequest::init_from_table(u) })
+    } else {
+      None
+    }
+  }
+
 }
 
 impl ::flatbuffers::Verifiable for Message<'_> {
@@ -4370,6 +4771,7 @@ impl ::flatbuffers::Verifiable for Message<'_> {
           Body::CreateTopicRequest => v.verify_union_variant::<::flatbuffers::ForwardsUOffset<CreateTopicRequest>>("Body::CreateTopicRequest", pos),
           Body::DeleteTopicRequest => v.verify_union_variant::<::flatbuffers::ForwardsUOffset<DeleteTopicRequest>>("Body::DeleteTopicRequest", pos),
           Body::TopicResponse => v.verify_union_variant::<::flatbuffers::ForwardsUOffset<TopicResponse>>("Body::TopicResponse", pos),
+          Body::AlterTopicRequest => v.verify_union_variant::<::flatbuffers::ForwardsUOffset<AlterTopicRequest>>("Body::AlterTopicRequest", pos),
           _ => Ok(()),
         }
      })?
@@ -4525,6 +4927,13 @@ impl ::core::fmt::Debug for Message<'_> {
         },
         Body::TopicResponse => {
           if let Some(x) = self.body_as_topic_response() {
+            ds.field("body", &x)
+          } else {
+            ds.field("body", &"InvalidFlatbuffer: Union discriminant does not match value.")
+          }
+        },
+        Body::AlterTopicRequest => {
+          if let Some(x) = self.body_as_alter_topic_request() {
             ds.field("body", &x)
           } else {
             ds.field("body", &"InvalidFlatbuffer: Union discriminant does not match value.")
