@@ -95,6 +95,8 @@ pub struct Choice {
     pub treatments: Vec<Treatment>,
     /// How long the work may take before the extent is written without it.
     pub time: Duration,
+    /// A topic's setting asks for a codec: the work is to be done also when the CPU is not idle.
+    pub asked: bool,
     /// Runs of topics on `auto` that are left because they would save too little.
     pub skipped: usize,
 }
@@ -188,7 +190,6 @@ impl CompressionState {
         }
         let mut choice = Choice { treatments: Vec::with_capacity(runs.len()), ..Choice::default() };
         let mut auto = self.judge_auto(runs, load, now, total);
-        let mut asked = false;
         for run in runs {
             let big_enough = run.bytes >= RUN_BYTES_MIN;
             let treatment = match run.setting {
@@ -209,13 +210,13 @@ impl CompressionState {
                     }
                 },
             };
-            asked |= big_enough && matches!(run.setting, Compression::Lz4 | Compression::Zstd);
+            choice.asked |= big_enough && matches!(run.setting, Compression::Lz4 | Compression::Zstd);
             choice.treatments.push(treatment);
         }
         if choice.treatments.iter().all(|treatment| *treatment == Treatment::Leave) {
             choice.treatments.clear();
         }
-        choice.time = if asked { ASKED_JOB_TIME } else { auto.time };
+        choice.time = if choice.asked { ASKED_JOB_TIME } else { auto.time };
         choice
     }
 
@@ -282,12 +283,10 @@ impl CompressionState {
         }
     }
 
-    /// What a job showed: of its topics, and of the CPU. `cpu` is the time the helper worked, `wall` what passed
+    /// What a job of idle time showed: of its topics, and of the CPU. `cpu` is the time the helper worked, `wall` what passed
     /// meanwhile; `bytes` what it compressed at each level.
     pub fn learn(&mut self, seen: &[Seen], bytes: &[usize; LEVELS], cpu: Duration, wall: Duration, now: Duration) {
-        for seen in seen {
-            self.learn_topic(seen, now);
-        }
+        self.learn_topics(seen, now);
         let all: usize = bytes.iter().sum();
         if all == 0 || cpu.is_zero() {
             return;
@@ -299,6 +298,13 @@ impl CompressionState {
         }
         let share = cpu.as_secs_f64() / wall.max(cpu).as_secs_f64();
         mix(&mut self.share, share.max(SHARE_MIN));
+    }
+
+    /// What a job showed of its topics.
+    pub fn learn_topics(&mut self, seen: &[Seen], now: Duration) {
+        for seen in seen {
+            self.learn_topic(seen, now);
+        }
     }
 
     /// A job was not done in its time.

@@ -22,7 +22,7 @@ use crate::net::{BoundListener, Listener};
 use crate::routing::PlacedTopic;
 use crate::runtime::{Joined, spawn_joined, spawn_local};
 use crate::shard::{Shard, ShardConfig};
-use crate::{dispatch, fetch_hop, flush, produce, reclaim, start};
+use crate::{dispatch, fetch_hop, flush, packer, produce, reclaim, start};
 
 /// How often gauges, overdue produces and stalled readers are looked at.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -62,6 +62,7 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
     let flusher = spawn_joined(flush::run(Rc::clone(&shard)));
     spawn_local(answer_mesh(Rc::clone(&shard)));
     spawn_local(sweep(Rc::clone(&shard)));
+    spawn_local(packer::take_back(Rc::clone(&shard)));
     // Recovery reads with blocking calls: that was no stall of a serving shard.
     shard.clock.pulse().take_stall_max();
     // Both sides of the channel live as long as the broker starts.

@@ -36,7 +36,7 @@ pub(crate) struct Written {
     end: Position,
     segment: SegmentSequence,
     extent_place: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
     ack_driven: bool,
     pub(crate) plan: FlushPlan,
     entries: Vec<RunEntry>,
@@ -105,7 +105,6 @@ pub(crate) struct LogWriter {
     writing: RefCell<VecDeque<Written>>,
     bytes_in_flight: Cell<u64>,
     ack_driven: Cell<usize>,
-    next_is_ack_driven: Cell<bool>,
     syncing: Cell<bool>,
     /// The newest segment that has its footer.
     sealed: Cell<Option<SegmentSequence>>,
@@ -130,7 +129,6 @@ impl LogWriter {
             writing: RefCell::default(),
             bytes_in_flight: Cell::new(0),
             ack_driven: Cell::new(0),
-            next_is_ack_driven: Cell::new(false),
             syncing: Cell::new(false),
             sealed: Cell::new(None),
             last_sync: Cell::new(Duration::ZERO),
@@ -171,10 +169,6 @@ impl LogWriter {
     pub(crate) fn set_syncing(&self, syncing: bool) {
         self.syncing.set(syncing);
         self.progress.raise();
-    }
-
-    pub(crate) fn note_ack_driven(&self, ack_driven: bool) {
-        self.next_is_ack_driven.set(ack_driven);
     }
 
     pub(crate) fn note_synced(&self, clock: &Clock) {
@@ -227,8 +221,7 @@ impl LogWriter {
     }
 
     /// Keeps what the completion of a data extent means.
-    pub(crate) fn will_write(&self, placed: &PlacedExtent, plan: FlushPlan, entries: Vec<RunEntry>) {
-        let ack_driven = self.next_is_ack_driven.replace(false);
+    pub(crate) fn will_write(&self, placed: &PlacedExtent, plan: FlushPlan, entries: Vec<RunEntry>, ack_driven: bool) {
         self.ack_driven.set(self.ack_driven.get() + usize::from(ack_driven));
         self.writing.borrow_mut().push_back(Written {
             end: placed.end,

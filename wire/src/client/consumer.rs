@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ringmain_core::batch::BatchHeader;
+use ringmain_core::codec::ALL_CODECS;
 use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::limits::FETCH_PARTITIONS_MAX;
 use tokio::sync::mpsc;
@@ -47,6 +48,8 @@ pub struct ConsumerConfig {
     pub wait_max: Duration,
     /// How long a failing partition is tried before `next` says so; then it is tried again.
     pub retry_for: Duration,
+    /// Codecs in which stored packs and batches are taken, bit n for codec n: all, unless less is wanted for tests.
+    pub codecs: u32,
 }
 
 impl Default for ConsumerConfig {
@@ -58,6 +61,7 @@ impl Default for ConsumerConfig {
             bytes_min: 1,
             wait_max: Duration::from_millis(500),
             retry_for: Duration::from_secs(60),
+            codecs: ALL_CODECS,
         }
     }
 }
@@ -132,7 +136,7 @@ pub struct ConsumedBatch {
 }
 
 impl ConsumedBatch {
-    /// The batch as it was received.
+    /// The batch as it was received, decompressed if it was compressed.
     #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes

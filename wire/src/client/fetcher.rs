@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ringmain_core::batch::{BatchError, BatchHeader, check_crc, check_stamp};
+use ringmain_core::batch::{BatchError, BatchHeader, check_stamp};
 use ringmain_core::ids::{Offset, PartitionKey};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::batch::{BatchView, InvalidBatch};
+use crate::batch_codec::FetchedBatches;
 use crate::client::backoff::Backoff;
 use crate::client::connection::OwnedFrame;
 use crate::client::consumer::{ConsumedBatch, ConsumerConfig, ConsumerEvent, FetchedEvents, PartitionEnds};
@@ -132,7 +133,7 @@ impl Fetcher {
             bytes_min: config.bytes_min,
             wait_ms_max: u32::try_from(config.wait_max.as_millis()).unwrap_or(u32::MAX),
             visibility: config.visibility,
-            codecs: 1,
+            codecs: config.codecs,
             tags: config.tags.clone(),
         });
         let timeout = config.wait_max + self.shared.routes.config().request_timeout;
@@ -271,26 +272,13 @@ struct CheckedBatch {
 }
 
 /// Cuts a partition's share of a payload into batches and checks each. Behind a bad header nothing more is found.
-fn checked_batches(mut share: Bytes, key: PartitionKey) -> impl Iterator<Item = Result<CheckedBatch, InvalidBatch>> {
-    std::iter::from_fn(move || {
-        if share.is_empty() {
-            return None;
-        }
-        let header = match BatchHeader::parse(&share) {
-            Ok(header) => header,
-            Err(error) => {
-                share.clear();
-                return Some(Err(error.into()));
-            }
-        };
-        let bytes = share.split_to(header.batch_bytes as usize);
-        Some(check_batch(header, bytes, key))
-    })
+fn checked_batches(share: Bytes, key: PartitionKey) -> impl Iterator<Item = Result<CheckedBatch, InvalidBatch>> {
+    FetchedBatches::new(share).map(move |batch| batch.and_then(|(header, bytes)| check_batch(header, bytes, key)))
 }
 
+/// The CRC was checked before.
 fn check_batch(header: BatchHeader, bytes: Bytes, key: PartitionKey) -> Result<CheckedBatch, InvalidBatch> {
     check_stamp(&bytes)?;
-    check_crc(&header, &bytes)?;
     if header.key != key {
         return Err(InvalidBatch::Partition(header.key));
     }
