@@ -90,7 +90,8 @@ fn topics(broker: &Broker) {
 }
 
 fn wait_until_flushed(broker: &Broker) {
-    wait_for("all to be flushed", || (broker.metric("ringmain_dirty_bytes") == 0).then_some(()));
+    let is_flushed = || broker.metric("ringmain_run_bytes_total") == broker.metric("ringmain_produced_bytes_total");
+    wait_for("all to be flushed", || is_flushed().then_some(()));
 }
 
 fn compressed_runs(broker: &Broker) -> (u64, u64) {

@@ -100,6 +100,7 @@ fn delete_topic(shard: &Rc<Shard>, id: TopicId, version: u64) {
     let Some(topic) = shard.routing.borrow_mut().remove(id, version) else { return };
     let ended = shard.acks.borrow_mut().remove_topic(id);
     shard.store.borrow_mut().remove_topic(&*shard.memory, id);
+    shard.packer.state.borrow_mut().forget(id);
     produce::waits_over(shard, &ended, false);
     for (partition, _) in topic.partitions_on(shard.id) {
         shard.parked.notify(ringmain_core::ids::PartitionKey { topic: id, partition });

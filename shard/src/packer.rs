@@ -23,8 +23,11 @@ use ringmain_core::ids::ShardId;
 use ringmain_core::packing::Packing;
 
 use crate::mailbox::{Mailbox, MailboxSender, mailbox};
-use crate::raw::{take_idle_time, thread_cpu_time};
+use crate::raw::{step_back, thread_cpu_time};
 use crate::shard::Shard;
+
+/// Writes that say something about the device's rate.
+const DEVICE_RATE_BYTES_MIN: u64 = 64 * 1024;
 
 /// Which helper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +155,9 @@ impl Packer {
 
     /// The device has written `bytes`, and has more to write or not.
     pub(crate) fn device_wrote(&self, bytes: u64, now: Duration, more: bool) {
-        if let Some(since) = self.device_busy_since.replace(more.then_some(now)) {
+        let since = self.device_busy_since.replace(more.then_some(now));
+        // Small ones show what a write takes, not what the device can.
+        if let Some(since) = since.filter(|_| bytes >= DEVICE_RATE_BYTES_MIN) {
             self.state.borrow_mut().note_written(bytes, now.saturating_sub(since));
         }
     }
@@ -185,8 +190,7 @@ fn run(
     ended: &MailboxSender<Ended>,
     stop_early: &AtomicBool,
 ) {
-    let idle = || if priority == Priority::Idle { take_idle_time() } else { Ok(()) };
-    if let Err(error) = leave_the_shards_cpu().and_then(|()| idle()) {
+    if let Err(error) = leave_the_shards_cpu().and_then(|()| step_back(priority == Priority::Idle)) {
         tracing::warn!(shard = shard.0, %error, "the thread that compresses competes with the shard for its CPU");
     }
     let mut compressor = Compressor::default();

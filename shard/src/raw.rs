@@ -67,9 +67,9 @@ pub(crate) fn duplicate(fd: libc::c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Gives the calling thread only the CPU time that no other thread wants. Where it has a real-time priority, it gets the
-/// next lower one, so that it stays behind the threads that it serves.
-pub(crate) fn take_idle_time() -> io::Result<()> {
+/// Puts the calling thread behind the ones that it serves: with `only_idle_time` it gets only CPU time that no other thread
+/// wants. Where threads have a real-time priority, it gets the next lower one.
+pub(crate) fn step_back(only_idle_time: bool) -> io::Result<()> {
     let mut parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is the calling thread; the kernel fills `parameters`, which lives across the call.
     let policy = unsafe {
@@ -83,6 +83,7 @@ pub(crate) fn take_idle_time() -> io::Result<()> {
             parameters.sched_priority -= 1;
             real_time
         }
+        _ if !only_idle_time => return Ok(()),
         _ => {
             parameters.sched_priority = 0;
             libc::SCHED_IDLE
