@@ -7,6 +7,7 @@ mod topic;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ringmain_core::codec::Codec;
 use ringmain_core::ids::Durability;
 use ringmain_core::limits::TAG_BYTES_MAX;
 
@@ -139,6 +140,9 @@ pub struct ProduceArgs {
     /// Send a batch when it has so many bytes.
     #[arg(long, value_name = "BYTES", default_value = "256KiB", value_parser = parse_size)]
     pub batch_bytes: u64,
+    /// Compress batches before they are sent: none, lz4 or zstd.
+    #[arg(long, value_name = "CODEC", default_value = "none")]
+    pub codec: Codec,
     /// Seconds to go on trying while the broker does not answer or can't take more.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub retry_seconds: f64,

@@ -114,6 +114,7 @@ async fn send_file(args: &ProduceArgs, tally: &Arc<Tally>, stopping: watch::Rece
         durability: args.durability,
         batch_bytes: args.batch_bytes as usize,
         retry_for,
+        codec: args.codec,
         ..ProducerConfig::default()
     };
     let failed = || format!("can't produce to topic {}", args.topic);

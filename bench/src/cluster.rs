@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use ringmain_core::codec::Compression;
 use ringmain_core::ids::PartitionKey;
+use ringmain_core::topic::TopicSettings;
 use ringmain_wire::client::{ClientError, Connection, ConnectionConfig};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::message::{Request, Response};
@@ -92,10 +94,16 @@ impl Cluster {
 
     /// Makes `topics` topics of `partitions` each, with names that no other run has. When one fails, those already
     /// made are removed.
-    pub(crate) async fn make_topics(&self, run: u32, topics: usize, partitions: u32) -> Result<RunTopics> {
+    pub(crate) async fn make_topics(
+        &self,
+        run: u32,
+        topics: usize,
+        partitions: u32,
+        compression: Compression,
+    ) -> Result<RunTopics> {
         let names: Vec<String> = (0..topics).map(|index| format!("bench-{run:08x}-{index}")).collect();
         let mut made = RunTopics { names, targets: Vec::new() };
-        match self.make_all(&made.names, partitions).await {
+        match self.make_all(&made.names, partitions, compression).await {
             Ok(targets) => made.targets = targets,
             Err(error) => {
                 made.remove(self).await;
@@ -105,9 +113,10 @@ impl Cluster {
         Ok(made)
     }
 
-    async fn make_all(&self, names: &[String], partitions: u32) -> Result<Vec<Target>> {
+    async fn make_all(&self, names: &[String], partitions: u32, compression: Compression) -> Result<Vec<Target>> {
         let create = |name: &String| {
-            Request::CreateTopic(CreateTopicRequest { partitions, ..CreateTopicRequest::new(name.clone()) })
+            let settings = TopicSettings { compression, ..TopicSettings::default() };
+            Request::CreateTopic(CreateTopicRequest { partitions, settings, ..CreateTopicRequest::new(name.clone()) })
         };
         self.ask_all(names.iter().map(create).collect()).await?;
         // The answers came from the master, which does not know the shards of a broker: the broker's metadata does.

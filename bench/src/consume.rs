@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use ringmain_core::codec::{Codec, Compression};
 use ringmain_core::ids::Durability;
 use serde::Serialize;
 
@@ -91,6 +92,10 @@ pub struct ConsumeArgs {
     pub durability: Durability,
     /// What a codec could save.
     pub compressibility: Compressibility,
+    /// How the clients compress their batches.
+    pub codec: Codec,
+    /// What the broker is asked to do with those of the topics.
+    pub compression: Compression,
     /// Use the common port instead of the shards' own.
     pub common_port: bool,
     /// Compare every byte with what was sent; costs the consumer about what filling costs the producer. Presence and
@@ -121,6 +126,8 @@ impl Default for ConsumeArgs {
             warm_up_seconds: 2.0,
             durability: Durability::Memory,
             compressibility: Compressibility::Random,
+            codec: Codec::None,
+            compression: Compression::Auto,
             common_port: false,
             verify: false,
             broker_http: None,
@@ -199,6 +206,7 @@ impl ConsumeArgs {
             in_flight: self.in_flight,
             threads: self.threads,
             durability: self.durability,
+            codec: self.codec,
         }
     }
 
@@ -262,7 +270,7 @@ async fn in_session(args: &ConsumeArgs, shape: Shape, stop: Arc<AtomicBool>) -> 
     broker.sample()?;
     let run = session::run_number();
     let cluster = Cluster::connect(&args.broker, args.common_port).await?;
-    let topics = cluster.make_topics(run, args.topics, args.partitions).await?;
+    let topics = cluster.make_topics(run, args.topics, args.partitions, args.compression).await?;
     let session = Session { cluster, topics, broker, run, stop };
     let report = match args.mode {
         ConsumeMode::CatchUp => catch_up(args, shape, &session).await,

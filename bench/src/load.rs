@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use ringmain_core::codec::Codec;
 use ringmain_core::ids::Durability;
 use ringmain_core::limits::{BATCH_BYTES_MAX, BATCH_RECORDS_MAX, CONNECTION_BYTES_MAX, CONNECTION_REQUESTS_MAX};
 use tokio::sync::{mpsc, oneshot};
@@ -45,6 +46,8 @@ pub(crate) struct Shape {
     pub threads: usize,
     /// Level to wait for.
     pub durability: Durability,
+    /// How batches are compressed.
+    pub codec: Codec,
 }
 
 /// What all clients of a load have in common. Immutable.

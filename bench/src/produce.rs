@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use ringmain_core::codec::{Codec, Compression};
 use ringmain_core::ids::Durability;
 use serde::Serialize;
 
@@ -47,6 +48,10 @@ pub struct ProduceArgs {
     pub durability: Durability,
     /// What a codec could save.
     pub compressibility: Compressibility,
+    /// How the clients compress their batches.
+    pub codec: Codec,
+    /// What the broker is asked to do with those of the topics.
+    pub compression: Compression,
     /// Send everything to the common port instead of the shards' own.
     pub common_port: bool,
     /// Read everything back at the end and compare it.
@@ -72,6 +77,8 @@ impl Default for ProduceArgs {
             warm_up_seconds: 2.0,
             durability: Durability::Memory,
             compressibility: Compressibility::Random,
+            codec: Codec::None,
+            compression: Compression::Auto,
             common_port: false,
             verify: false,
             broker_http: None,
@@ -103,6 +110,10 @@ pub struct ProduceReport {
     pub durability: &'static str,
     /// As asked for.
     pub compressibility: String,
+    /// As asked for.
+    pub codec: &'static str,
+    /// As asked for.
+    pub compression: &'static str,
     /// `direct` or `common`.
     pub ports: &'static str,
     /// Counts, rates and costs; latencies are from send to ack, of requests.
@@ -151,6 +162,7 @@ impl ProduceArgs {
             in_flight: self.in_flight,
             threads: self.threads,
             durability: self.durability,
+            codec: self.codec,
         }
     }
 }
@@ -161,7 +173,7 @@ async fn in_session(args: &ProduceArgs, shape: Shape, stop: Arc<AtomicBool>) -> 
     broker.sample()?;
     let run = session::run_number();
     let cluster = Cluster::connect(&args.broker, args.common_port).await?;
-    let topics = cluster.make_topics(run, args.topics, args.partitions).await?;
+    let topics = cluster.make_topics(run, args.topics, args.partitions, args.compression).await?;
     let session = Session { cluster, topics, broker, run, stop };
     let report = measure(args, shape, &session).await;
     session.topics.remove(&session.cluster).await;
@@ -208,6 +220,8 @@ async fn measure(args: &ProduceArgs, shape: Shape, session: &Session) -> Result<
         threads: args.threads,
         durability: args.durability.name(),
         compressibility: args.compressibility.to_string(),
+        codec: args.codec.name(),
+        compression: args.compression.name(),
         ports: if args.common_port { "common" } else { "direct" },
         requests: result.requests,
         refused_requests: result.refused,

@@ -43,6 +43,12 @@ impl Taken {
     pub fn wants_sync(&self) -> bool {
         self.0.iter().any(|waiter| waiter.level == Durability::Synced)
     }
+
+    /// Whether nobody was taken along.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// What one flush took, until it is synced.
@@ -62,8 +68,6 @@ pub struct Acks {
     writing: VecDeque<Batch>,
     /// Flushed, not yet synced; in log order.
     unsynced: VecDeque<Batch>,
-    /// Of flushes that came to nothing.
-    returned: Vec<Waiter>,
     waiting: usize,
     waiting_for_sync: usize,
 }
@@ -155,9 +159,9 @@ impl Acks {
         self.writing.push_back(Batch { end, runs, waiters: taken.0 });
     }
 
-    /// What a flush took came to nothing, and the log is about to fail: [`Acks::fail`] tells those who went along.
-    pub fn give_back(&mut self, taken: Taken) {
-        self.returned.extend(taken.0);
+    /// The log failed while an extent was put together: those who were taken along for it wait no more, none of them acked.
+    pub fn give_up(&mut self, taken: Taken) -> Vec<WaitToken> {
+        taken.0.into_iter().map(|waiter| waiter.token).collect()
     }
 
     /// Whether everybody who waits for a flush wants a sync as well: then the flush may wait for a running sync.
@@ -205,8 +209,7 @@ impl Acks {
         let unsynced = std::mem::take(&mut self.unsynced).into_iter().flat_map(|batch| batch.waiters);
         self.waiting = 0;
         self.waiting_for_sync = 0;
-        let returned = std::mem::take(&mut self.returned);
-        returned.into_iter().chain(pending).chain(writing).chain(unsynced).map(|waiter| waiter.token).collect()
+        pending.chain(writing).chain(unsynced).map(|waiter| waiter.token).collect()
     }
 
     /// The topic's partitions are gone: waits for batches that no flush has taken end, none of them acked.

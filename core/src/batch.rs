@@ -38,6 +38,8 @@ pub const BATCH_VERSION: u8 = 1;
 pub const FLAG_SPARSE: u8 = 1;
 /// First byte that `crc` covers.
 const CRC_FROM: usize = 36;
+/// Where the codec stands.
+const CODEC_AT: usize = 54;
 /// Bytes that `stamp_crc` covers.
 const STAMP_BYTES: usize = 28;
 
@@ -228,6 +230,21 @@ pub fn check_stamp(bytes: &[u8]) -> Result<(), BatchError> {
     if crc32c(&bytes[..STAMP_BYTES]) == u32_at(bytes, 28) { Ok(()) } else { Err(BatchError::Stamp) }
 }
 
+/// Whether the producer of one of the batches in `bytes` has compressed it. They stand one behind the other and were
+/// checked before; of others the answer means nothing.
+#[must_use]
+pub fn any_compressed(bytes: &[u8]) -> bool {
+    let mut rest = bytes;
+    while rest.len() >= BATCH_HEADER_BYTES {
+        if rest[CODEC_AT] != 0 {
+            return true;
+        }
+        let step = (u32_at(rest, 0) as usize).clamp(BATCH_HEADER_BYTES, rest.len());
+        rest = &rest[step..];
+    }
+    false
+}
+
 /// Walks the stamped batches that stand one behind the other in `bytes`, checking bounds and stamp of each (not the
 /// body CRC). Ends at the first error, which it yields, or at the end of `bytes`.
 pub fn batches(bytes: &[u8]) -> impl Iterator<Item = Result<(BatchHeader, &[u8]), BatchError>> {
@@ -309,6 +326,16 @@ mod tests {
         assert!(walked[0].is_ok() && walked.last().unwrap().is_err());
     }
 
+    #[test]
+    fn a_batch_that_its_producer_compressed_is_found_among_others() {
+        let mut run = sample(10);
+        let second = run.len();
+        run.extend(sample(100));
+        assert!(!any_compressed(&run));
+        run[second + 54] = 1;
+        assert!(any_compressed(&run));
+    }
+
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
@@ -316,6 +343,7 @@ mod tests {
                 let _ = check_crc(&header, &bytes);
             }
             let _ = batches(&bytes).count();
+            let _ = any_compressed(&bytes);
         }
     }
 }

@@ -28,12 +28,47 @@ impl Codec {
         }
     }
 
+    /// The word for it: `none`, `lz4`, `zstd`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+
     /// Its bit in a set of codecs, as a fetch names those it takes.
     #[must_use]
     pub const fn bit(self) -> u32 {
         1 << self as u8
     }
 }
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::None, Self::Lz4, Self::Zstd]
+            .into_iter()
+            .find(|codec| codec.name() == text)
+            .ok_or_else(|| UnknownCodec(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A codec word that is none of `none`, `lz4`, `zstd`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown codec `{0}`: use none, lz4 or zstd")]
+pub struct UnknownCodec(pub String);
+
+/// The set of all codecs of this version.
+pub const ALL_CODECS: u32 = Codec::None.bit() | Codec::Lz4.bit() | Codec::Zstd.bit();
 
 /// What a topic's operator asks the flusher to do with its batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -19,7 +19,8 @@
 //! | 60 | 4 | header CRC: CRC32C of bytes 0..60 |
 //!
 //! The directory is a rkyv archive (little-endian, unaligned): of [`RunEntry`]s, or in a checkpoint of the
-//! [`crate::checkpoint::Checkpoint`]. Runs start at multiples of 8, in the order of the directory.
+//! [`crate::checkpoint::Checkpoint`]. Runs start at multiples of 8, in the order of the directory. A run is a row of batches,
+//! or, when its entry has a codec, of [packs](crate::pack).
 
 mod directory;
 #[cfg(test)]
@@ -70,7 +71,7 @@ pub struct RunEntry {
     pub crc: u32,
     /// Batches in the run.
     pub batches: u32,
-    /// How the run is compressed: 0 not at all.
+    /// 0: the run is a row of batches. Else it is a row of packs (see [`crate::pack`]), most of them of this codec.
     pub codec: u8,
     /// Append time of the newest batch, milliseconds since the Unix epoch.
     pub max_append_time_ms: i64,

@@ -47,7 +47,7 @@ pub struct IndexEntry {
     pub crc: u32,
     /// Batches in the run.
     pub batches: u32,
-    /// How the run is compressed: 0 not at all.
+    /// 0: the run is a row of batches. Else it is a row of packs (see [`crate::pack`]).
     pub codec: u8,
     /// Append time of the newest batch, milliseconds since the Unix epoch.
     pub max_append_time_ms: i64,

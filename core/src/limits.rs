@@ -141,6 +141,11 @@ pub const EXTENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub const CHECKPOINT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Size of one write to the device.
 pub const WRITE_BYTES: usize = 1024 * 1024;
+/// Batches that are compressed together as one pack, unless one alone is larger: twice as much saves 1 % more (measured on
+/// JSON lines), and unpacking it would hold up a shard twice as long.
+pub const PACK_RAW_BYTES: usize = 64 * 1024;
+/// Topics of which a shard remembers how well they compress, about 1 MiB: with more, all are looked at anew.
+pub const COMPRESSION_TOPICS_MAX: usize = 16 * 1024;
 /// Extents being written at once.
 pub const EXTENTS_IN_FLIGHT_MAX: usize = 4;
 /// Fence keys of sealed segments that may be resident, in bytes, per shard.
@@ -172,6 +177,7 @@ const _: () = {
     assert!(HOLD_MS_MAX < FRAME_TIMEOUT_MS && HOLD_MS_MAX < REPLY_TIMEOUT_MS);
     assert!(SEGMENT_BYTES_MIN as usize >= CHECKPOINT_BYTES_MAX + 2 * EXTENT_BYTES_MAX);
     assert!(SEGMENT_BYTES_MAX <= 1 << 32);
+    assert!(PACK_RAW_BYTES <= BATCH_BYTES_MAX);
     assert!(EXTENT_BYTES_MAX.is_multiple_of(DISK_BLOCK_BYTES));
     assert!(WRITE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));
     assert!(BLOCK_BYTES[2] == SLAB_BYTES && SLAB_BYTES.is_multiple_of(BLOCK_BYTES[0]));

@@ -3,6 +3,10 @@
 //! A sequential reader keeps its place: the cursor of where its next fetch goes on is remembered by partition and
 //! offset, so it pays for no lookup. Each batch is checked by its own CRCs, so a run need not be read whole. What is
 //! damaged is skipped to the end of its run and told as a gap.
+//!
+//! Of a compressed run whole packs are sent as they are stored to clients that take their codec ([`packed`]).
+
+mod packed;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -13,6 +17,7 @@ use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchHeader, check_crc, check_sta
 use ringmain_core::ids::{Offset, PartitionKey, SegmentSequence};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, Lookup, LookupStep, PageRead, RunCursor};
 use ringmain_core::limits::BATCH_BYTES_MAX;
+use ringmain_core::pack::PACK_BYTES_MAX;
 
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
@@ -38,13 +43,32 @@ const RUNS_MAX: usize = 64;
 /// What the disk has for a fetch.
 pub(crate) enum DiskFetch {
     /// Whole batches; the first one holds the asked offset.
-    Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize },
+    Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize, raw_bytes: usize },
+    /// The next batch was compressed by its producer with a codec that the client does not take.
+    NotTaken { codec: u8 },
     /// Nothing up to there, for ever.
     Gap { to: Offset, corrupt: bool },
     /// The offset lies below the log start by now.
     Gone,
     /// The index could not be read: the records may be there.
     Failed(String),
+}
+
+/// What is wanted of one partition.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) key: PartitionKey,
+    pub(crate) offset: Offset,
+    /// Nothing past it.
+    pub(crate) memory_from: Offset,
+    /// About so many bytes of batches, decompressed.
+    pub(crate) bytes_max: usize,
+    /// The fetch was within memory when it began.
+    pub(crate) was_tail: bool,
+    /// Codecs that the client takes.
+    pub(crate) codecs: u32,
+    /// Packs are unpacked whatever the client takes: their records are looked at.
+    pub(crate) unpack: bool,
 }
 
 /// Where a reader goes on: so many bytes into a run.
@@ -61,6 +85,7 @@ pub(crate) struct Readers {
     files: RefCell<VecDeque<(SegmentSequence, LogFile)>>,
     pages: RefCell<VecDeque<(PageRead, Rc<Vec<IndexEntry>>)>>,
     cursors: RefCell<HashMap<(PartitionKey, Offset), Place>>,
+    unpacked: packed::Unpacked,
     reading: Cell<usize>,
     done: Broadcast,
     /// Reads under way, by the order in which they began.
@@ -75,6 +100,7 @@ impl Readers {
         self.files.borrow_mut().retain(|(other, _)| *other != segment);
         self.pages.borrow_mut().retain(|(page, _)| page.segment != segment);
         self.cursors.borrow_mut().retain(|_, place| place.segment != segment);
+        self.unpacked.forget(segment);
     }
 
     /// Ends when every read that has begun by now has ended: none is at what lies below log starts that were raised before.
@@ -160,22 +186,16 @@ impl Drop for Admitted<'_> {
     }
 }
 
-/// Reads about `bytes_max` bytes of batches from `offset` (one at least), none past `memory_from`.
-pub(crate) async fn read(
-    shard: &Rc<Shard>,
-    key: PartitionKey,
-    offset: Offset,
-    memory_from: Offset,
-    bytes_max: usize,
-    was_tail: bool,
-) -> DiskFetch {
+/// Reads what is wanted, one batch at least.
+pub(crate) async fn read(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
+    let Wanted { key, offset, .. } = *wanted;
     // Retention waits for this before it frees anything.
     let _read = shard.readers.begin_read();
     let is_gone = || shard.store.borrow().ends(key).is_none_or(|(ends, _)| offset < ends.log_start());
     if is_gone() {
         return DiskFetch::Gone;
     }
-    match read_from(shard, key, offset, memory_from, bytes_max, was_tail).await {
+    match read_from(shard, wanted).await {
         found @ DiskFetch::Batches { .. } => found,
         // What was given up meanwhile is neither damaged nor a gap.
         _ if is_gone() => DiskFetch::Gone,
@@ -195,14 +215,8 @@ pub(crate) async fn read(
     }
 }
 
-async fn read_from(
-    shard: &Rc<Shard>,
-    key: PartitionKey,
-    offset: Offset,
-    memory_from: Offset,
-    bytes_max: usize,
-    was_tail: bool,
-) -> DiskFetch {
+async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
+    let Wanted { key, offset, memory_from, bytes_max, .. } = *wanted;
     let remembered = shard.readers.cursors.borrow_mut().remove(&(key, offset));
     let mut place = match remembered {
         Some(place) => place,
@@ -219,9 +233,9 @@ async fn read_from(
     if place.entry.base_offset > offset {
         return DiskFetch::Gap { to: place.entry.base_offset.min(memory_from), corrupt: false };
     }
-    let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0 };
+    let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, raw_bytes: 0, not_taken: None };
     for _ in 0..RUNS_MAX {
-        let sound = read_run(shard, &mut place, memory_from, bytes_max, was_tail, &mut got).await;
+        let sound = read_run(shard, &mut place, wanted, &mut got).await;
         if !sound && got.parts.is_empty() {
             tracing::warn!(
                 shard = shard.id.0,
@@ -232,7 +246,7 @@ async fn read_from(
             return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
         }
         let run_is_read = place.at >= place.entry.stored_bytes;
-        if !sound || got.bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
+        if !sound || got.raw_bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
             break;
         }
         let cursor = RunCursor { segment: place.segment, entry: place.entry };
@@ -246,11 +260,15 @@ async fn read_from(
     if place.at < place.entry.stored_bytes {
         shard.readers.remember(key, got.next_offset, place);
     }
+    if let (true, Some(codec)) = (got.parts.is_empty(), got.not_taken) {
+        return DiskFetch::NotTaken { codec };
+    }
     if got.parts.is_empty() {
         // Nothing in the run reaches the offset: its batches lie.
         return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
     }
-    DiskFetch::Batches { parts: got.parts, next_offset: got.next_offset, bytes: got.bytes }
+    let Got { parts, next_offset, bytes, raw_bytes, .. } = got;
+    DiskFetch::Batches { parts, next_offset, bytes, raw_bytes }
 }
 
 async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, String> {
@@ -312,20 +330,28 @@ async fn read_bytes(shard: &Shard, file: &LogFile, place: u64, bytes: usize) -> 
 struct Got {
     parts: Vec<Part>,
     next_offset: Offset,
+    /// As they are sent.
     bytes: usize,
+    /// Decompressed.
+    raw_bytes: usize,
+    /// The codec of the batch at which it ended because the client does not take it.
+    not_taken: Option<u8>,
+}
+
+impl Got {
+    fn push(&mut self, read: &Bytes, part: std::ops::Range<usize>) {
+        // A small part of what was read must not keep all of it in memory while it waits for its client.
+        let is_most = part.len() * 2 >= read.len();
+        let part = read.slice(part);
+        self.bytes += part.len();
+        self.parts.push(Part::Bytes(if is_most { part } else { Bytes::copy_from_slice(&part) }));
+    }
 }
 
 /// Takes batches from the run, from where `place` is in it. Returns false when the run is damaged there.
-async fn read_run(
-    shard: &Rc<Shard>,
-    place: &mut Place,
-    memory_from: Offset,
-    bytes_max: usize,
-    was_tail: bool,
-    got: &mut Got,
-) -> bool {
+async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> bool {
     let Ok(file) = shard.readers.file(shard, place.segment).await else { return false };
-    let mut window = READ_BYTES_MIN.max(bytes_max.saturating_sub(got.bytes).min(1024 * 1024));
+    let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.raw_bytes).min(1024 * 1024));
     while place.at < place.entry.stored_bytes {
         let left = (place.entry.stored_bytes - place.at) as usize;
         let size = window.min(left);
@@ -337,19 +363,29 @@ async fn read_run(
                 return false;
             }
         };
-        if was_tail {
+        if wanted.was_tail {
             shard.metrics.tail_disk_read_bytes_total.add(size as u64);
         }
-        let taken = take_batches(&bytes, place.entry.key, memory_from, bytes_max, got);
+        let taken = if place.entry.codec == 0 {
+            take_batches(&bytes, wanted, got)
+        } else {
+            packed::take_packs(shard, &bytes, place, wanted, got).await
+        };
         // Bounded by the run's size, a u32.
         place.at += taken.walked as u32;
         match taken.end {
             End::Damaged => return false,
             End::Enough => return true,
-            End::Cut { needs } if taken.walked == 0 && size < left => window = needs.max(window).min(BATCH_BYTES_MAX),
+            End::NotTaken { codec } => {
+                got.not_taken = Some(codec);
+                return true;
+            }
+            End::Cut { needs } if taken.walked == 0 && size < left => {
+                window = needs.max(window).min(BATCH_BYTES_MAX.max(PACK_BYTES_MAX));
+            }
             End::Cut { .. } if size == left => return taken.walked == size,
             End::Cut { .. } => {
-                if got.bytes >= bytes_max {
+                if got.raw_bytes >= wanted.bytes_max {
                     return true;
                 }
             }
@@ -358,12 +394,19 @@ async fn read_run(
     true
 }
 
+/// Whether a client that takes `codecs` takes this one.
+pub(crate) fn codec_is_taken(codec: u8, codecs: u32) -> bool {
+    1u32.checked_shl(u32::from(codec)).is_some_and(|bit| bit & codecs != 0)
+}
+
 /// How a walk over the bytes of a run ended.
 enum End {
     /// The budget is used up, or memory begins.
     Enough,
     /// The bytes end; a batch that is cut needs so many.
     Cut { needs: usize },
+    /// The next batch has a codec that the client does not take.
+    NotTaken { codec: u8 },
     /// What stands there is not the next batch.
     Damaged,
 }
@@ -373,7 +416,7 @@ struct Walk {
     end: End,
 }
 
-fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max: usize, got: &mut Got) -> Walk {
+fn take_batches(bytes: &Bytes, wanted: &Wanted, got: &mut Got) -> Walk {
     let (mut at, mut first) = (0, None);
     let end = loop {
         let rest = &bytes[at..];
@@ -386,7 +429,7 @@ fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max
             Err(_) => break End::Damaged,
         };
         let size = header.batch_bytes as usize;
-        if header.key != key || check_stamp(rest).is_err() {
+        if header.key != wanted.key || check_stamp(rest).is_err() {
             break End::Damaged;
         }
         if header.next_offset() <= got.next_offset {
@@ -396,20 +439,20 @@ fn take_batches(bytes: &Bytes, key: PartitionKey, memory_from: Offset, bytes_max
         if check_crc(&header, rest).is_err() {
             break End::Damaged;
         }
-        let over = got.bytes > 0 && got.bytes + size > bytes_max;
-        if over || header.next_offset() > memory_from {
+        if header.codec != 0 && !codec_is_taken(header.codec, wanted.codecs) {
+            break End::NotTaken { codec: header.codec };
+        }
+        let over = got.raw_bytes > 0 && got.raw_bytes + size > wanted.bytes_max;
+        if over || header.next_offset() > wanted.memory_from {
             break End::Enough;
         }
         first.get_or_insert(at);
-        got.bytes += size;
+        got.raw_bytes += size;
         got.next_offset = header.next_offset();
         at += size;
     };
     if let Some(first) = first {
-        // A small part of what was read must not keep all of it in memory while it waits for its client.
-        let taken = bytes.slice(first..at);
-        let is_most = taken.len() * 2 >= bytes.len();
-        got.parts.push(Part::Bytes(if is_most { taken } else { Bytes::copy_from_slice(&taken) }));
+        got.push(bytes, first..at);
     }
     Walk { walked: at, end }
 }

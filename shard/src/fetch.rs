@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringmain_core::fetch::FetchPlan;
+use ringmain_core::batch::batches;
+use ringmain_core::codec::{ALL_CODECS, Codec};
+use ringmain_core::fetch::{FetchPlan, Slice};
 use ringmain_core::ids::{Offset, ShardId};
 use ringmain_core::limits::{
     BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, FILTERED_FETCH_BYTES_MAX,
@@ -16,7 +18,7 @@ use ringmain_wire::fetch::{
     FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
 };
 
-use crate::catch_up::{self, DiskFetch};
+use crate::catch_up::{self, DiskFetch, Wanted, codec_is_taken};
 use crate::connection::{Connection, Part};
 use crate::copies::{Copied, Taker};
 use crate::fetch_hop;
@@ -247,15 +249,17 @@ struct Attempt {
     fetched: Fetched,
     /// Places in the request, with the offset where memory starts.
     disk: Vec<(usize, Offset)>,
+    /// Bytes of batches that the answer has, decompressed: what budgets count.
+    raw_bytes: usize,
 }
 
 impl Attempt {
     fn from_memory(shard: &Shard, request: &FetchRequest) -> Self {
         let budget = budget(request);
         let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, copied: None };
-        let mut attempt = Self { fetched, disk: Vec::new() };
+        let mut attempt = Self { fetched, disk: Vec::new(), raw_bytes: 0 };
         for (at, partition) in request.partitions.iter().enumerate() {
-            let left = budget.saturating_sub(attempt.fetched.bytes);
+            let left = budget.saturating_sub(attempt.raw_bytes);
             let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
             let mut outcome = outcome_of(shard, partition);
             // Once the budget is used up, the others only learn their ends; at least one batch is always sent.
@@ -279,10 +283,15 @@ impl Attempt {
         let synced_only = request.visibility == Visibility::SyncedEnd;
         let mut store = shard.store.borrow_mut();
         match store.plan_fetch(&*shard.memory, partition.key, partition.offset, bytes_max, synced_only) {
+            FetchPlan::Memory { slices, .. } if let Some(codec) = codec_not_taken(shard, &slices, request.codecs) => {
+                store.unpin(&*shard.memory, &slices);
+                not_taken(outcome, codec);
+            }
             FetchPlan::Memory { slices, next_offset, bytes } => {
                 outcome.next_offset = next_offset;
                 outcome.payload_bytes = bytes as u32;
                 self.fetched.bytes += bytes;
+                self.raw_bytes += bytes;
                 self.fetched.parts.extend(slices.into_iter().map(Part::Block));
             }
             FetchPlan::Disk { memory_from } => self.disk.push((at, memory_from)),
@@ -313,20 +322,25 @@ impl Attempt {
         let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
         let budget = budget(request);
         for (at, memory_from) in disk {
-            let left = budget.saturating_sub(self.fetched.bytes);
-            if left == 0 && self.fetched.bytes > 0 {
+            let left = budget.saturating_sub(self.raw_bytes);
+            if left == 0 && self.raw_bytes > 0 {
                 break;
             }
             let partition = &request.partitions[at];
             let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
             let outcome = &mut self.fetched.outcomes[at];
-            match catch_up::read(shard, partition.key, partition.offset, memory_from, bytes_max, was_tail).await {
-                DiskFetch::Batches { parts, next_offset, bytes } => {
+            let (key, offset, codecs) = (partition.key, partition.offset, request.codecs);
+            let unpack = !request.tags.is_empty();
+            let wanted = Wanted { key, offset, memory_from, bytes_max, was_tail, codecs, unpack };
+            match catch_up::read(shard, &wanted).await {
+                DiskFetch::Batches { parts, next_offset, bytes, raw_bytes } => {
                     outcome.next_offset = next_offset;
                     outcome.payload_bytes = bytes as u32;
                     self.fetched.bytes += bytes;
+                    self.raw_bytes += raw_bytes;
                     found.insert(at, parts);
                 }
+                DiskFetch::NotTaken { codec } => not_taken(outcome, codec),
                 DiskFetch::Gap { to, corrupt } => {
                     let reason = if corrupt { GapReason::Corrupt } else { GapReason::LostMemory };
                     outcome.gap = Some(Gap { from: partition.offset, to, reason });
@@ -360,6 +374,23 @@ impl Attempt {
             }
         }
     }
+}
+
+/// A codec among the batches of `slices` that is not in `codecs`. Most clients take all, and nothing is looked at.
+fn codec_not_taken(shard: &Shard, slices: &[Slice], codecs: u32) -> Option<u8> {
+    if codecs & ALL_CODECS == ALL_CODECS {
+        return None;
+    }
+    let batches = slices.iter().flat_map(|slice| batches(shard.block_bytes(slice)));
+    let mut used = batches.filter_map(Result::ok).map(|(header, _)| header.codec);
+    used.find(|codec| *codec != 0 && !codec_is_taken(*codec, codecs))
+}
+
+fn not_taken(outcome: &mut FetchedPartitionOutcome, codec: u8) {
+    outcome.code = ErrorCode::UNSUPPORTED;
+    let name = Codec::from_byte(codec).map_or("a codec of another version", Codec::name);
+    outcome.message =
+        format!("its producer compressed the next batch with {name}, which this client does not take").into();
 }
 
 impl Fetched {

@@ -4,20 +4,28 @@
 //! somebody waits for (only the partitions with waiters), and everything once enough is dirty, old enough, memory is
 //! short, or the shard stops. While a sync runs, those who wait for a sync gather for the next extent: group commit
 //! without a timer.
+//!
+//! What is flushed because it is due, and not because somebody waits, may be compressed before ([`pack`]). Meanwhile
+//! extents that are waited for pass it by.
+
+mod pack;
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ringmain_core::acks::{RunMark, Taken};
+use ringmain_core::codec::Codec;
 use ringmain_core::crc::Crc32c;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry, encode_directory};
 use ringmain_core::flush::{FlushPlan, FlushScope, PlannedRun};
 use ringmain_core::ids::{PartitionKey, Position};
 use ringmain_core::limits::{DISK_BLOCK_BYTES, EXTENT_BYTES_MAX, EXTENTS_IN_FLIGHT_MAX};
+use ringmain_core::packing::{PackedRun, Packing};
 
+use self::pack::{Begun, Look, PackedExtent};
 use crate::extent_image::ExtentImage;
-use crate::log_writer::Written;
+use crate::log_writer::{PlacedExtent, Written};
 use crate::produce;
 use crate::runtime::{spawn_local, yield_if_needed};
 use crate::shard::Shard;
@@ -45,11 +53,15 @@ enum Due {
 /// The flusher's task; ends when the shard stops and all is flushed and synced, or when the log fails.
 pub(crate) async fn run(shard: Rc<Shard>) {
     let mut after: Option<PartitionKey> = None;
+    let mut packed: Option<PackedExtent> = None;
     if let Err(error) = shard.log.reserve_open(&shard).await {
         shard.fail_log(&error);
     }
     loop {
         if shard.log_failed.get() {
+            if let Some(extent) = packed {
+                give_up(&shard, extent.planned.taken);
+            }
             return;
         }
         if shard.log.is_checkpoint_wanted() {
@@ -59,19 +71,62 @@ pub(crate) async fn run(shard: Rc<Shard>) {
             }
             continue;
         }
-        if let Some((plan, taken)) = next_plan(&shard, &mut after) {
-            if let Err(error) = write_plan(&shard, plan, taken).await {
+        let step = match packed.take() {
+            Some(extent) => match extent.look(&shard) {
+                Look::Ready(planned, packing) => Some((planned, packing)),
+                Look::Wait(extent) => {
+                    packed = Some(extent);
+                    None
+                }
+            },
+            None => None,
+        };
+        let step = match step {
+            Some(step) => Some(step),
+            None => match next_plan(&shard, &mut after, packed.as_ref()) {
+                Some(planned) => match pack::begin(&shard, planned).await {
+                    Begun::Packing(extent) => {
+                        packed = Some(extent);
+                        continue;
+                    }
+                    Begun::AsItIs(planned) => Some((planned, None)),
+                },
+                None => None,
+            },
+        };
+        if let Some((planned, packing)) = step {
+            let written = write_plan(&shard, planned, packing.as_deref()).await;
+            if let Some(packing) = packing {
+                shard.packer.put_back(packing);
+            }
+            if let Err(error) = written {
                 shard.fail_log(&error);
-                return;
             }
             yield_if_needed().await;
             continue;
         }
-        if shard.stopping.get() && shard.log.is_idle() && shard.store.borrow().unplanned_bytes() == 0 {
+        let nothing_left = packed.is_none() && shard.log.is_idle() && shard.store.borrow().unplanned_bytes() == 0;
+        if shard.stopping.get() && nothing_left {
             return;
         }
-        shard.clock.timeout(next_look(&shard), shard.flush_wanted.wait()).await;
+        let look = next_look(&shard);
+        let look = packed.as_ref().map_or(look, |extent| look.min(extent.due_in(&shard)));
+        shard.clock.timeout(look, shard.flush_wanted.wait()).await;
     }
+}
+
+/// What the next extent holds, and who waits for it.
+struct Planned {
+    plan: FlushPlan,
+    taken: Taken,
+    ack_driven: bool,
+}
+
+/// Those who were taken along for an extent that can't be written.
+fn give_up(shard: &Shard, taken: Taken) {
+    let tokens = shard.acks.borrow_mut().give_up(taken);
+    produce::waits_over(shard, &tokens, false);
+    shard.flush_touched();
 }
 
 /// How long the flusher may sleep if nobody wakes it.
@@ -89,7 +144,7 @@ fn next_look(shard: &Shard) -> Duration {
     }
 }
 
-fn what_is_due(shard: &Shard) -> Option<Due> {
+fn what_is_due(shard: &Shard, packing: bool) -> Option<Due> {
     if shard.log.in_flight() >= EXTENTS_IN_FLIGHT_MAX || shard.log.is_full(IN_FLIGHT_BYTES_MAX) {
         return None;
     }
@@ -102,11 +157,12 @@ fn what_is_due(shard: &Shard) -> Option<Due> {
         return None;
     }
     let age = oldest.map(|oldest| shard.clock.monotonic().saturating_sub(Duration::from_millis(oldest)));
-    if unplanned >= shard.config.flush_bytes
+    let everything = unplanned >= shard.config.flush_bytes
         || shard.memory_short.get()
         || shard.stopping.get()
-        || age.is_some_and(|age| age >= shard.config.flush_interval)
-    {
+        || age.is_some_and(|age| age >= shard.config.flush_interval);
+    // What is being packed goes first.
+    if everything && !packing {
         return Some(Due::Everything);
     }
     let acks = shard.acks.borrow();
@@ -120,30 +176,71 @@ fn what_is_due(shard: &Shard) -> Option<Due> {
     (!held).then_some(Due::Waiters)
 }
 
-/// Plans the next extent and takes those who wait for it along, in one breath.
-fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>) -> Option<(FlushPlan, Taken)> {
-    let due = what_is_due(shard)?;
+/// Plans the next extent and takes those who wait for it along, in one breath. While one is being packed, only what is
+/// waited for passes it by, and nothing of its partitions: a partition's runs stay in order.
+fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>, packed: Option<&PackedExtent>) -> Option<Planned> {
+    let due = what_is_due(shard, packed.is_some())?;
     let now_ms = shard.clock.monotonic().as_millis() as u64;
     let mut acks = shard.acks.borrow_mut();
     let waiting: BTreeSet<PartitionKey>;
     let scope = match due {
         Due::Everything => FlushScope::All,
         Due::Waiters => {
-            waiting = acks.pending_keys().collect();
+            waiting = acks.pending_keys().filter(|key| !packed.is_some_and(|extent| extent.has(*key))).collect();
             FlushScope::Only(&waiting)
         }
     };
     let plan = shard.store.borrow_mut().plan_flush(scope, after, PLAN_BYTES_MAX, RUNS_MAX, now_ms)?;
     let taken = acks.take(&plan.marks());
-    shard.log.note_ack_driven(due == Due::Waiters);
-    Some((plan, taken))
+    Some(Planned { plan, taken, ack_driven: due == Due::Waiters })
 }
 
-/// Puts the extent together, gives it its place in the log and starts its writes.
-async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<(), String> {
-    let waiters = InHand { shard, taken };
-    let sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
-    let layout = Layout::of_runs(&sizes);
+/// Puts the extent together, gives it its place in the log and starts its writes. `packing` has what takes the place of
+/// some runs.
+async fn write_plan(shard: &Rc<Shard>, planned: Planned, packing: Option<&Packing>) -> Result<(), String> {
+    let Planned { plan, taken, ack_driven } = planned;
+    match place_plan(shard, &plan, packing).await {
+        Ok((placed, entries)) => {
+            let synced = taken.wants_sync();
+            shard.acks.borrow_mut().placed(placed.end, plan.marks(), taken);
+            shard.log.fill_ahead(shard, &placed, synced);
+            shard.packer.device_begins(shard.clock.exact());
+            shard.log.will_write(&placed, plan, entries, ack_driven);
+            let shard = Rc::clone(shard);
+            spawn_local(async move {
+                let written = placed.write(&shard).await;
+                extent_written(&shard, placed.sequence, written);
+            });
+            Ok(())
+        }
+        Err(error) => {
+            give_up(shard, taken);
+            Err(error)
+        }
+    }
+}
+
+async fn place_plan(
+    shard: &Rc<Shard>,
+    plan: &FlushPlan,
+    packing: Option<&Packing>,
+) -> Result<(PlacedExtent, Vec<RunEntry>), String> {
+    let raw_sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
+    let mut sizes = raw_sizes.clone();
+    let mut packed: Vec<Option<PackedRun<'_>>> = vec![None; plan.runs.len()];
+    for run in packing.iter().flat_map(|packing| packing.results()) {
+        // Smaller than what it stands for.
+        sizes[run.index] = run.stored.len() as u32;
+        packed[run.index] = Some(run);
+    }
+    let mut layout = Layout::of_runs(&sizes);
+    if packed.iter().any(Option::is_some) {
+        let as_it_is = Layout::of_runs(&raw_sizes);
+        // Blocks are what a device writes.
+        if layout.extent_bytes == as_it_is.extent_bytes {
+            (layout, packed) = (as_it_is, vec![None; plan.runs.len()]);
+        }
+    }
     if shard.log.is_unreserved() {
         return Err("the disk is full".into());
     }
@@ -154,7 +251,16 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
     let mut entries = Vec::with_capacity(plan.runs.len());
     let append_time_ms = shard.clock.now_ms();
     let mut copied = 0;
-    for (run, &place) in plan.runs.iter().zip(&layout.run_places) {
+    for ((run, &place), packed) in plan.runs.iter().zip(&layout.run_places).zip(&packed) {
+        let entry = entry_of(run, place, append_time_ms);
+        if let Some(packed) = packed {
+            image.put(place as usize, packed.stored);
+            copied += packed.stored.len();
+            let stored_bytes = packed.stored.len() as u32;
+            entries.push(RunEntry { stored_bytes, codec: packed.codec as u8, crc: packed.crc, ..entry });
+            note_packed(shard, run, packed.codec);
+            continue;
+        }
         let mut crc = Crc32c::default();
         let mut at = place as usize;
         for span in &run.spans {
@@ -169,56 +275,42 @@ async fn write_plan(shard: &Rc<Shard>, plan: FlushPlan, taken: Taken) -> Result<
                 yield_if_needed().await;
             }
         }
-        entries.push(entry_of(run, place, crc.finish(), append_time_ms));
+        entries.push(RunEntry { crc: crc.finish(), ..entry });
     }
-    shard.store.borrow_mut().flush_copied(&*shard.memory, &plan);
+    shard.store.borrow_mut().flush_copied(&*shard.memory, plan);
     let directory = encode_directory(&entries);
     image.put(EXTENT_HEADER_BYTES, &directory);
     let first_run = layout.run_places.first().map_or(layout.extent_bytes as usize, |&place| place as usize);
     image.zero(EXTENT_HEADER_BYTES + directory.len(), first_run);
-    let end = entries.last().map_or(first_run, |last| (last.place + last.stored_bytes) as usize);
-    image.zero(end, layout.extent_bytes as usize);
-
-    let marks = plan.marks();
-    let sized = image.bytes() as u64;
-    let synced = waiters.taken.wants_sync();
+    // A run ends where the padding to the next one begins.
+    for (at, entry) in entries.iter().enumerate() {
+        let end = (entry.place + entry.stored_bytes) as usize;
+        let next = layout.run_places.get(at + 1).map_or(layout.extent_bytes as usize, |&place| place as usize);
+        image.zero(end, next);
+    }
+    note_placed(shard, plan, &entries, image.bytes());
     shard.log.wait_for_fill(shard, layout.extent_bytes).await?;
     let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len())?;
-    let taken = waiters.into_taken();
-    shard.acks.borrow_mut().placed(placed.end, marks, taken);
-    shard.log.fill_ahead(shard, &placed, synced);
+    Ok((placed, entries))
+}
+
+fn note_packed(shard: &Shard, run: &PlannedRun, codec: Codec) {
+    let counter = if codec == Codec::Lz4 { &shard.metrics.runs_lz4_total } else { &shard.metrics.runs_zstd_total };
+    counter.add(1);
+    shard.metrics.compressed_run_bytes_total.add(u64::from(run.bytes));
+}
+
+fn note_placed(shard: &Shard, plan: &FlushPlan, entries: &[RunEntry], extent_bytes: usize) {
+    let stored: u64 = entries.iter().map(|entry| u64::from(entry.stored_bytes)).sum();
     shard.metrics.extents_written_total.add(1);
     shard.metrics.runs_written_total.add(plan.runs.len() as u64);
     shard.metrics.run_bytes_total.add(plan.bytes as u64);
-    shard.metrics.extent_overhead_bytes_total.add(sized - plan.bytes as u64);
-    shard.log.will_write(&placed, plan, entries);
-    let shard = Rc::clone(shard);
-    spawn_local(async move {
-        let written = placed.write(&shard).await;
-        extent_written(&shard, placed.sequence, written);
-    });
-    Ok(())
+    shard.metrics.run_stored_bytes_total.add(stored);
+    shard.metrics.extent_overhead_bytes_total.add(extent_bytes as u64 - stored);
 }
 
-/// Waiters of the plan in hand. If it comes to nothing they are given back, so that the failing log answers them.
-struct InHand<'a> {
-    shard: &'a Shard,
-    taken: Taken,
-}
-
-impl InHand<'_> {
-    fn into_taken(mut self) -> Taken {
-        std::mem::take(&mut self.taken)
-    }
-}
-
-impl Drop for InHand<'_> {
-    fn drop(&mut self) {
-        self.shard.acks.borrow_mut().give_back(std::mem::take(&mut self.taken));
-    }
-}
-
-fn entry_of(run: &PlannedRun, place: u32, crc: u32, append_time_ms: i64) -> RunEntry {
+/// The entry of a run that is stored as it is, but for its CRC.
+fn entry_of(run: &PlannedRun, place: u32, append_time_ms: i64) -> RunEntry {
     RunEntry {
         key: run.key,
         base_offset: run.base_offset,
@@ -227,7 +319,7 @@ fn entry_of(run: &PlannedRun, place: u32, crc: u32, append_time_ms: i64) -> RunE
         place,
         stored_bytes: run.bytes,
         raw_bytes: run.bytes,
-        crc,
+        crc: 0,
         batches: run.batches,
         codec: 0,
         max_append_time_ms: append_time_ms,
@@ -255,6 +347,8 @@ fn flushed_up_to(shard: &Rc<Shard>, flushed: Position, done: Vec<Written>) {
             store.flush_completed(&*shard.memory, &written.plan);
         }
     }
+    let bytes = done.iter().map(|written| written.bytes).sum();
+    shard.packer.device_wrote(bytes, shard.clock.exact(), shard.log.in_flight() > 0);
     for written in &done {
         let (segment, runs) = shard.log.index_extent(written);
         shard.retention.written(&shard.store.borrow(), segment, runs);

@@ -31,11 +31,12 @@ pub mod mesh;
 mod mesh_message;
 pub mod metrics;
 pub mod net;
+mod packer;
 mod panic_mark;
 mod parked;
 pub mod preflight;
 mod produce;
-#[expect(unsafe_code, reason = "io_uring calls and descriptors that glommio knows only as numbers")]
+#[expect(unsafe_code, reason = "io_uring calls, descriptors that glommio knows only as numbers, scheduling")]
 mod raw;
 mod recycle;
 mod retention;

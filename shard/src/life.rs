@@ -22,7 +22,7 @@ use crate::net::{BoundListener, Listener};
 use crate::routing::PlacedTopic;
 use crate::runtime::{Joined, spawn_joined, spawn_local};
 use crate::shard::{Shard, ShardConfig};
-use crate::{dispatch, fetch_hop, flush, produce, retention, start};
+use crate::{dispatch, fetch_hop, flush, packer, produce, retention, start};
 
 /// How often gauges, overdue produces and stalled readers are looked at.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -63,6 +63,7 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
     let keeper = spawn_joined(retention::run(Rc::clone(&shard)));
     spawn_local(answer_mesh(Rc::clone(&shard)));
     spawn_local(sweep(Rc::clone(&shard)));
+    spawn_local(packer::take_back(Rc::clone(&shard)));
     // Recovery reads with blocking calls: that was no stall of a serving shard.
     shard.clock.pulse().take_stall_max();
     // Both sides of the channel live as long as the broker starts.
@@ -101,6 +102,7 @@ fn delete_topic(shard: &Rc<Shard>, id: TopicId, version: u64) {
     let Some(topic) = shard.routing.borrow_mut().remove(id, version) else { return };
     let ended = shard.acks.borrow_mut().remove_topic(id);
     shard.store.borrow_mut().remove_topic(&*shard.memory, id);
+    shard.packer.state.borrow_mut().forget(id);
     produce::waits_over(shard, &ended, false);
     for (partition, _) in topic.partitions_on(shard.id) {
         shard.parked.notify(ringmain_core::ids::PartitionKey { topic: id, partition });

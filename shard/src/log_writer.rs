@@ -3,6 +3,8 @@
 //! Owns the tail (core), the open segment's file and the index of all segments. Extents are placed by one task, the
 //! flusher; writes overlap and complete in any order, the tail makes prefixes of them.
 
+mod fill;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -37,7 +39,7 @@ pub(crate) struct Written {
     end: Position,
     segment: SegmentSequence,
     extent_place: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
     ack_driven: bool,
     pub(crate) plan: FlushPlan,
     entries: Vec<RunEntry>,
@@ -94,7 +96,6 @@ pub(crate) struct LogWriter {
     writing: RefCell<VecDeque<Written>>,
     bytes_in_flight: Cell<u64>,
     ack_driven: Cell<usize>,
-    next_is_ack_driven: Cell<bool>,
     syncing: Cell<bool>,
     prefill: RefCell<Prefill>,
     /// Somebody waits for a checkpoint that says what is true now.
@@ -127,7 +128,6 @@ impl LogWriter {
             writing: RefCell::default(),
             bytes_in_flight: Cell::new(0),
             ack_driven: Cell::new(0),
-            next_is_ack_driven: Cell::new(false),
             syncing: Cell::new(false),
             checkpoint_wanted: Cell::new(false),
             checkpointed: Cell::new(None),
@@ -170,10 +170,6 @@ impl LogWriter {
     pub(crate) fn set_syncing(&self, syncing: bool) {
         self.syncing.set(syncing);
         self.progress.raise();
-    }
-
-    pub(crate) fn note_ack_driven(&self, ack_driven: bool) {
-        self.next_is_ack_driven.set(ack_driven);
     }
 
     pub(crate) fn note_synced(&self, clock: &Clock) {
@@ -225,43 +221,8 @@ impl LogWriter {
         })
     }
 
-    /// Waits until the log may take the next extent: it has not failed meanwhile, and no zeros are being written where the next extent of `extent_bytes` goes. Called by the flusher, right
-    /// before [`LogWriter::place`].
-    pub(crate) async fn wait_for_fill(&self, shard: &Shard, extent_bytes: u32) -> Result<(), String> {
-        loop {
-            let place = self.tail.borrow().open_segment().map_or(0, |open| open.place);
-            shard.check_log()?;
-            if !self.prefill.borrow().must_wait(place + u64::from(extent_bytes)) {
-                return Ok(());
-            }
-            self.progress.wait().await;
-        }
-    }
-
-    /// Starts to write zeros ahead, if that makes the syncs of extents like this one cheaper.
-    pub(crate) fn fill_ahead(&self, shard: &Rc<Shard>, placed: &PlacedExtent, synced: bool) {
-        let extent = placed.place..placed.place + placed.bytes;
-        let range = self.prefill.borrow_mut().placed(extent, synced, self.segment_bytes);
-        let Some(range) = range else { return };
-        let (shard, file) = (Rc::clone(shard), placed.file.clone());
-        spawn_local(async move {
-            let bytes = (range.end - range.start) as usize;
-            let mut zeros = ExtentImage::new(bytes);
-            zeros.zero(0, bytes);
-            match zeros.write_to(&file, range.start).await {
-                Ok(()) => shard.log.prefill.borrow_mut().filled(),
-                Err(error) => shard.fail_log(&error.to_string()),
-            }
-            shard.metrics.device_bytes_written_total.add(bytes as u64);
-            shard.metrics.filled_bytes_total.add(bytes as u64);
-            shard.log.progress.raise();
-            shard.flush_wanted.raise();
-        });
-    }
-
     /// Keeps what the completion of a data extent means.
-    pub(crate) fn will_write(&self, placed: &PlacedExtent, plan: FlushPlan, entries: Vec<RunEntry>) {
-        let ack_driven = self.next_is_ack_driven.replace(false);
+    pub(crate) fn will_write(&self, placed: &PlacedExtent, plan: FlushPlan, entries: Vec<RunEntry>, ack_driven: bool) {
         self.ack_driven.set(self.ack_driven.get() + usize::from(ack_driven));
         self.writing.borrow_mut().push_back(Written {
             end: placed.end,

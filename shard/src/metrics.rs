@@ -72,8 +72,22 @@ shard_metrics! {
     counter extents_written_total,
     /// Runs written in them.
     counter runs_written_total,
-    /// Payload bytes of the runs.
+    /// Bytes of the batches in the runs.
     counter run_bytes_total,
+    /// Bytes that the runs take on disk, compressed or as they are.
+    counter run_stored_bytes_total,
+    /// Runs compressed with LZ4.
+    counter runs_lz4_total,
+    /// Runs compressed with Zstandard.
+    counter runs_zstd_total,
+    /// Bytes of batches in compressed runs.
+    counter compressed_run_bytes_total,
+    /// Runs of topics on `auto` that were left as they are because compressing them saves too little.
+    counter compress_skipped_runs_total,
+    /// Extents that were written before the work of compressing them was done, since it took too long or an ack waited.
+    counter compress_late_total,
+    /// CPU time spent on compressing, microseconds.
+    counter compress_cpu_us_total,
     /// Bytes of padding and directories in extents.
     counter extent_overhead_bytes_total,
     /// Zeros written ahead of small synced extents; also in the device bytes.

@@ -11,7 +11,7 @@ use ringmain_core::batch::{self, BatchError, BatchHeader, FLAG_SPARSE};
 use ringmain_core::ids::{Durability, PartitionKey, ShardId};
 use ringmain_core::limits::{PRODUCE_BATCHES_MAX, PRODUCE_TIMEOUT_MS_MAX, SHARD_WAITS_MAX};
 use ringmain_core::store::AppendError;
-use ringmain_wire::batch::{BatchView, InvalidBatch};
+use ringmain_wire::batch::{InvalidBatch, check_structure};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::produce::{ProduceOutcome, ProduceRequest, encode_produce_response, produced_batches};
 
@@ -202,15 +202,11 @@ fn check(shard: &Shard, header: &BatchHeader, bytes: &[u8]) -> Result<ShardId, P
             refused(key, ErrorCode::PARTITION_NOT_FOUND, message)
         })?
     };
-    if header.codec != 0 {
-        let message = format!("codec {} is not supported by this broker: send codec 0", header.codec);
-        return Err(refused(key, ErrorCode::UNSUPPORTED, message));
-    }
     if header.flags & FLAG_SPARSE != 0 {
         return Err(refused(key, ErrorCode::INVALID_BATCH, "a sparse batch can't be produced".into()));
     }
     batch::check_crc(header, bytes).map_err(|error| refused(key, ErrorCode::CORRUPT_BATCH, error.to_string()))?;
-    BatchView::parse(bytes, header).map_err(|error| refused(key, error.code(), error.to_string()))?;
+    check_structure(bytes, header).map_err(|error| refused(key, error.code(), error.to_string()))?;
     Ok(owner)
 }
 

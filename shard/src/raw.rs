@@ -1,8 +1,10 @@
-//! The raw calls under the runtime that no safe crate offers: io_uring probing and worker affinity, and the borrowing
-//! and handing over of descriptors that glommio knows only as numbers. Nothing here keeps state.
+//! The raw calls under the runtime that no safe crate offers: io_uring probing and worker affinity, the borrowing and
+//! handing over of descriptors that glommio knows only as numbers, scheduling class and CPU time of a thread. Nothing here
+//! keeps state.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::time::Duration;
 
 /// `IORING_REGISTER_IOWQ_AFF` of linux/io_uring.h.
 const IORING_REGISTER_IOWQ_AFF: libc::c_uint = 17;
@@ -63,4 +65,39 @@ pub(crate) fn duplicate(fd: libc::c_int) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel has just given us this descriptor; nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Puts the calling thread behind the ones that it serves: with `only_idle_time` it gets only CPU time that no other thread
+/// wants. Where threads have a real-time priority, it gets the next lower one.
+pub(crate) fn step_back(only_idle_time: bool) -> io::Result<()> {
+    let mut parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 is the calling thread; the kernel fills `parameters`, which lives across the call.
+    let policy = unsafe {
+        if libc::sched_getparam(0, &raw mut parameters) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::sched_getscheduler(0)
+    };
+    let policy = match policy & !libc::SCHED_RESET_ON_FORK {
+        real_time @ (libc::SCHED_FIFO | libc::SCHED_RR) if parameters.sched_priority > 1 => {
+            parameters.sched_priority -= 1;
+            real_time
+        }
+        _ if !only_idle_time => return Ok(()),
+        _ => {
+            parameters.sched_priority = 0;
+            libc::SCHED_IDLE
+        }
+    };
+    // SAFETY: 0 is the calling thread; `parameters` lives across the call.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// CPU time that the calling thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills `time`, which lives across the call. It knows this clock since Linux 2.6.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }

@@ -29,6 +29,7 @@ use crate::mailbox::MailboxSender;
 use crate::mesh::{Call, NoCredit};
 use crate::mesh_message::{MeshReply, MeshRequest, ShardMesh};
 use crate::metrics::ShardMetrics;
+use crate::packer::Packer;
 use crate::parked::Parked;
 use crate::produce::{self, Waits};
 use crate::retention::RetentionState;
@@ -77,6 +78,7 @@ pub(crate) struct Shard {
     pub(crate) mailbox: MailboxSender<ShardCommand>,
     pub(crate) mesh: ShardMesh,
     pub(crate) readers: Readers,
+    pub(crate) packer: Packer,
     pub(crate) parked: Parked,
     pub(crate) parked_count: Cell<usize>,
     /// Fetches of this shard's clients that another shard watches partitions for.

@@ -430,6 +430,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         mailbox: life.mail,
         mesh: life.mesh.start(),
         readers: crate::catch_up::Readers::default(),
+        packer: crate::packer::Packer::start(life.id),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
         watches: Cell::new(0),

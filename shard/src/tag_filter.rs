@@ -5,8 +5,10 @@
 
 use bytes::Bytes;
 use ringmain_core::batch::BatchHeader;
+use ringmain_core::compressor::Decompressor;
 use ringmain_core::limits::FETCH_SCAN_BYTES_MAX;
-use ringmain_wire::batch::BatchView;
+use ringmain_wire::batch::{BatchView, InvalidBatch};
+use ringmain_wire::batch_codec::decompress;
 use ringmain_wire::fetch::{FetchRequest, FetchedPartitionOutcome};
 use ringmain_wire::sparse::{Filtered, SparseBuilder};
 use ringmain_wire::tag::TagFilter;
@@ -20,6 +22,7 @@ use crate::shard::Shard;
 pub(crate) struct FetchFilter {
     tags: TagFilter,
     builder: SparseBuilder,
+    decompressor: Decompressor,
     scanned: usize,
 }
 
@@ -27,7 +30,7 @@ impl FetchFilter {
     /// The filter that `request` asks for, if it does.
     pub(crate) fn of(request: &FetchRequest) -> Option<Self> {
         let tags = (!request.tags.is_empty()).then(|| TagFilter::new(&request.tags))?;
-        Some(Self { tags, builder: SparseBuilder::new(), scanned: 0 })
+        Some(Self { tags, builder: SparseBuilder::new(), decompressor: Decompressor::default(), scanned: 0 })
     }
 
     /// Whether the fetch has looked at so much that it answers even when nothing has passed.
@@ -61,13 +64,26 @@ impl FetchFilter {
         fetched.shrink_copied(fetched.bytes);
     }
 
+    /// What passes of a batch. One that its producer compressed goes as a whole or not at all: decompressed, a few MiB would
+    /// become a hundred.
+    fn filter(&mut self, header: &BatchHeader, batch: &[u8]) -> Result<Filtered, InvalidBatch> {
+        if header.codec == 0 {
+            let view = BatchView::parse(batch, header)?;
+            return Ok(self.builder.filter(&view, &self.tags));
+        }
+        let (header, plain) = decompress(&mut self.decompressor, header, batch)?;
+        let view = BatchView::parse(&plain, &header)?;
+        let any = view.records().any(|record| self.tags.passes(&record));
+        Ok(if any { Filtered::All } else { Filtered::Nothing })
+    }
+
     /// Appends what passes of the batches in `bytes`.
     async fn copy_passing(&mut self, mut bytes: &[u8], passed: &mut Vec<u8>) {
         while !bytes.is_empty() {
             let Ok(header) = BatchHeader::parse(bytes) else { return };
             let (batch, rest) = bytes.split_at(header.batch_bytes as usize);
             bytes = rest;
-            match BatchView::parse(batch, &header).map(|view| self.builder.filter(&view, &self.tags)) {
+            match self.filter(&header, batch) {
                 Ok(Filtered::Nothing) => {}
                 Ok(Filtered::Some(sparse)) => passed.extend_from_slice(&sparse),
                 // What can't be looked into is the client's to judge.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use ringmain_bench::consume::ConsumeMode;
 use ringmain_bench::payload::Compressibility;
+use ringmain_core::codec::{Codec, Compression};
 use ringmain_core::ids::Durability;
 
 use super::parse_seconds;
@@ -68,6 +69,12 @@ pub struct BenchTarget {
     /// random, json, or the share of each record that a codec could save, from 0 to 1.
     #[arg(long, value_name = "KIND", default_value = "random")]
     pub compressibility: Compressibility,
+    /// How the clients compress their batches: none, lz4 or zstd.
+    #[arg(long, value_name = "CODEC", default_value = "none")]
+    pub codec: Codec,
+    /// What the broker does with what it stores: auto, none, lz4 or zstd.
+    #[arg(long, value_name = "SETTING", default_value = "auto")]
+    pub compression: Compression,
     /// Send everything to the common port instead of the shards' own.
     #[arg(long)]
     pub common_port: bool,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ringmain_core::codec::Codec;
 use ringmain_core::ids::Durability;
 use ringmain_core::limits::RECORD_BYTES_MAX;
 use ringmain_wire::ErrorCode;
@@ -116,6 +117,7 @@ pub async fn produce(broker: String, plan: Plan, ledger: Arc<Ledger>, stop: Arc<
         linger: Duration::from_millis(random.within(0..3)),
         requests_in_flight: random.within(1..9) as usize,
         retry_for: Duration::ZERO,
+        codec: [Codec::None, Codec::Lz4, Codec::Zstd][random.within(0..3) as usize],
     };
     let Ok(producer) = client.producer(&plan.topic.0, config).await else { return };
     let broken = Arc::new(AtomicBool::new(false));

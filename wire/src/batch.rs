@@ -18,9 +18,13 @@
 
 use flatbuffers::{InvalidFlatbuffer, VerifierOptions};
 use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchError, BatchHeader, FLAG_SPARSE, check_crc};
+use ringmain_core::codec::Codec;
+use ringmain_core::compressor::DecompressError;
 use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::limits::{BATCH_ALIGN_BYTES, BATCH_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX};
+use ringmain_core::pack::PackError;
 
+use crate::batch_builder::BODY_AT;
 use crate::error_code::ErrorCode;
 use crate::generated::batch::ringmain::wire as schema;
 use crate::record::RecordView;
@@ -42,9 +46,18 @@ pub enum InvalidBatch {
     /// The header or the CRC is wrong.
     #[error(transparent)]
     Header(#[from] BatchError),
-    /// Compressed with a codec that this version does not have.
-    #[error("batch codec {0} is not supported")]
+    /// Compressed with a codec that this version does not have, or where a batch must not be compressed.
+    #[error("batch codec {0} is not supported here")]
     Codec(u8),
+    /// Larger than any batch once it is decompressed.
+    #[error("batch of {0} bytes once decompressed: at most {BATCH_BYTES_MAX} are allowed")]
+    RawTooLarge(usize),
+    /// The body does not decompress to what the header says.
+    #[error(transparent)]
+    Decompress(#[from] DecompressError),
+    /// What should be a pack of batches is none.
+    #[error(transparent)]
+    Pack(#[from] PackError),
     /// Flags that this version does not know, or that a producer may not set.
     #[error("batch flags {0:#04x} are not allowed here")]
     Flags(u8),
@@ -100,7 +113,7 @@ impl InvalidBatch {
             Self::Header(BatchError::Crc { .. }) => ErrorCode::CORRUPT_BATCH,
             Self::Header(BatchError::Version(_)) | Self::Codec(_) => ErrorCode::UNSUPPORTED,
             Self::Header(BatchError::Bytes(bytes)) if *bytes as usize > BATCH_BYTES_MAX => ErrorCode::TOO_LARGE,
-            Self::RecordTooLarge(_) => ErrorCode::TOO_LARGE,
+            Self::RecordTooLarge(_) | Self::RawTooLarge(_) => ErrorCode::TOO_LARGE,
             _ => ErrorCode::INVALID_BATCH,
         }
     }
@@ -108,12 +121,22 @@ impl InvalidBatch {
 
 /// Everything a broker checks of a batch before it stores it, `header` having been parsed from `bytes`: CRC, no flags,
 /// structure. Said once per batch, in the connection's buffer.
-pub fn check_produced<'a>(header: &BatchHeader, bytes: &'a [u8]) -> Result<BatchView<'a>, InvalidBatch> {
+pub fn check_produced(header: &BatchHeader, bytes: &[u8]) -> Result<(), InvalidBatch> {
     check_crc(header, bytes)?;
     if header.flags != 0 {
         return Err(InvalidBatch::Flags(header.flags));
     }
-    BatchView::parse(bytes, header)
+    check_structure(bytes, header)
+}
+
+/// Checks the structure of a batch, compressed or not. Of a compressed one all is checked but that its body decompresses
+/// to what the entries speak of: that is left to who reads it.
+pub fn check_structure(bytes: &[u8], header: &BatchHeader) -> Result<(), InvalidBatch> {
+    if header.codec == 0 {
+        BatchView::parse(bytes, header).map(|_| ())
+    } else {
+        CompressedBatch::parse(bytes, header).map(|_| ())
+    }
 }
 
 /// A batch whose structure is sound. Owns nothing; cheap to copy.
@@ -132,19 +155,12 @@ impl<'a> BatchView<'a> {
         if header.codec != 0 {
             return Err(InvalidBatch::Codec(header.codec));
         }
-        if header.flags & !FLAG_SPARSE != 0 {
-            return Err(InvalidBatch::Flags(header.flags));
+        let table = Table::parse(bytes, header)?;
+        if table.body.len() != header.raw_body_bytes as usize {
+            return Err(InvalidBatch::BodyBytes { has: table.body.len(), needs: header.raw_body_bytes as usize });
         }
-        let body = verify_table(bytes, header)?;
-        let view = Self {
-            header: *header,
-            entries: body.entries().bytes(),
-            body: body.body().bytes(),
-            indexes: body.indexes().map(|indexes| indexes.bytes()),
-        };
-        view.check_entries()?;
-        view.check_indexes()?;
-        Ok(view)
+        let Table { entries, body, indexes } = table;
+        Ok(Self { header: *header, entries, body, indexes })
     }
 
     /// The header it was parsed with.
@@ -157,6 +173,11 @@ impl<'a> BatchView<'a> {
     #[must_use]
     pub const fn body(&self) -> &'a [u8] {
         self.body
+    }
+
+    /// The entries, 20 bytes each.
+    pub(crate) const fn entry_bytes(&self) -> &'a [u8] {
+        self.entries
     }
 
     /// How many records there are.
@@ -191,14 +212,66 @@ impl<'a> BatchView<'a> {
             Some(indexes) => indexes.get(index * 4..)?.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes)),
         }
     }
+}
 
-    fn check_entries(&self) -> Result<(), InvalidBatch> {
-        let records = self.header.record_count;
+/// A batch whose body is compressed, and whose structure is sound but for that.
+#[derive(Clone, Copy, Debug)]
+pub struct CompressedBatch<'a> {
+    pub(crate) header: BatchHeader,
+    pub(crate) codec: Codec,
+    pub(crate) table: Table<'a>,
+}
+
+impl<'a> CompressedBatch<'a> {
+    /// Checks the structure of the batch at the start of `bytes`, from which `header` was parsed: as of one that is not
+    /// compressed, with the entries held against the size that the header states for the decompressed body; that the
+    /// batch would be none too large; and that the body is smaller than that. Does not decompress.
+    pub fn parse(bytes: &'a [u8], header: &BatchHeader) -> Result<Self, InvalidBatch> {
+        let codec = Codec::from_byte(header.codec).filter(|codec| *codec != Codec::None);
+        let codec = codec.ok_or(InvalidBatch::Codec(header.codec))?;
+        let raw_body_bytes = header.raw_body_bytes as usize;
+        // Header, table and entries, with room for their padding.
+        let rest = BODY_AT + 16 + header.record_count as usize * (ENTRY_BYTES + 4);
+        if raw_body_bytes > BATCH_BYTES_MAX - rest.min(BATCH_BYTES_MAX) {
+            return Err(InvalidBatch::RawTooLarge(raw_body_bytes.saturating_add(rest)));
+        }
+        let table = Table::parse(bytes, header)?;
+        if table.body.is_empty() || table.body.len() >= raw_body_bytes {
+            return Err(InvalidBatch::BodyBytes { has: table.body.len(), needs: raw_body_bytes });
+        }
+        Ok(Self { header: *header, codec, table })
+    }
+}
+
+/// The vectors of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table<'a> {
+    pub(crate) entries: &'a [u8],
+    pub(crate) body: &'a [u8],
+    pub(crate) indexes: Option<&'a [u8]>,
+}
+
+impl<'a> Table<'a> {
+    /// Checks all but the body.
+    fn parse(bytes: &'a [u8], header: &BatchHeader) -> Result<Self, InvalidBatch> {
+        if header.flags & !FLAG_SPARSE != 0 {
+            return Err(InvalidBatch::Flags(header.flags));
+        }
+        let body = verify_table(bytes, header)?;
+        let table = Self {
+            entries: body.entries().bytes(),
+            body: body.body().bytes(),
+            indexes: body.indexes().map(|indexes| indexes.bytes()),
+        };
+        table.check_entries(header)?;
+        table.check_indexes(header)?;
+        Ok(table)
+    }
+
+    fn check_entries(&self, header: &BatchHeader) -> Result<(), InvalidBatch> {
+        let records = header.record_count;
         if self.entries.len() != records as usize * ENTRY_BYTES {
             return Err(InvalidBatch::Entries { has: self.entries.len() / ENTRY_BYTES, records });
-        }
-        if self.body.len() != self.header.raw_body_bytes as usize {
-            return Err(InvalidBatch::BodyBytes { has: self.body.len(), needs: self.header.raw_body_bytes as usize });
         }
         let mut start = 0;
         for (number, entry) in (0u32..).zip(self.entries.as_chunks::<ENTRY_BYTES>().0) {
@@ -216,21 +289,21 @@ impl<'a> BatchView<'a> {
             start = entry.value_end;
         }
         // The last end is the body's: so no end lies past it, and no bytes hide behind the last record.
-        if start as usize != self.body.len() {
-            return Err(InvalidBatch::BodyBytes { has: self.body.len(), needs: start as usize });
+        if start != header.raw_body_bytes {
+            return Err(InvalidBatch::BodyBytes { has: header.raw_body_bytes as usize, needs: start as usize });
         }
         Ok(())
     }
 
-    fn check_indexes(&self) -> Result<(), InvalidBatch> {
-        let sparse = self.header.flags & FLAG_SPARSE != 0;
+    fn check_indexes(&self, header: &BatchHeader) -> Result<(), InvalidBatch> {
+        let sparse = header.flags & FLAG_SPARSE != 0;
         let Some(indexes) = self.indexes else {
             return if sparse { Err(InvalidBatch::Indexes) } else { Ok(()) };
         };
         if !sparse {
             return Err(InvalidBatch::Indexes);
         }
-        let records = self.header.record_count;
+        let records = header.record_count;
         if indexes.len() != records as usize * 4 {
             return Err(InvalidBatch::Entries { has: indexes.len() / 4, records });
         }

@@ -29,7 +29,7 @@ use crate::record::{HEADER_LENGTHS_BYTES, NewRecord};
 use crate::tag::{TAG_HEADER, tag_hash};
 
 /// First byte of the body in a batch made here.
-const BODY_AT: usize = 128;
+pub(crate) const BODY_AT: usize = 128;
 /// The same in a sparse batch, whose vtable and table have one field more.
 const SPARSE_BODY_AT: usize = 136;
 /// Memory taken for the first batch; later ones start at the size of the one before.
@@ -245,6 +245,18 @@ impl BatchParts {
         self.records += 1;
     }
 
+    /// Takes all vectors of a batch at once; its header comes with [`Self::finish`].
+    pub(crate) fn of_table(entries: &[u8], body: &[u8], indexes: Option<&[u8]>) -> Self {
+        let mut parts = Self::new(indexes.is_some());
+        // Room for the whole batch, so that nothing moves.
+        parts.expected_bytes = SPARSE_BODY_AT + body.len() + entries.len() + indexes.map_or(0, <[u8]>::len) + 32;
+        parts.body(body.len()).put_slice(body);
+        parts.entries = entries.to_vec();
+        parts.indexes = indexes.unwrap_or_default().to_vec();
+        parts.records = entries.len() / ENTRY_BYTES;
+        parts
+    }
+
     pub(crate) fn put_index(&mut self, index: u32) {
         self.indexes.extend_from_slice(&index.to_le_bytes());
     }
@@ -281,7 +293,9 @@ impl BatchParts {
         write_table(buffer, body_at, body_bytes, entries_at, indexes_at, table_end);
         header.batch_bytes = batch_bytes as u32;
         header.record_count = self.records as u32;
-        header.raw_body_bytes = body_bytes as u32;
+        if header.codec == 0 {
+            header.raw_body_bytes = body_bytes as u32;
+        }
         header.flags = if self.sparse { FLAG_SPARSE } else { 0 };
         header.write(buffer);
         seal_crc(buffer);

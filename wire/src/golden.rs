@@ -7,6 +7,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ringmain_core::codec::Codec;
+use ringmain_core::compressor::Level;
+
+use crate::batch::BatchView;
+use crate::batch_codec::FetchedBatches;
 use crate::samples;
 
 fn crate_dir() -> &'static Path {
@@ -32,6 +37,10 @@ fn vectors() -> Vec<(String, Vec<u8>)> {
         ("batch".to_owned(), samples::batch()),
         ("batch-stamped".to_owned(), samples::stamped_batch()),
         ("batch-sparse".to_owned(), samples::sparse_batch()),
+        ("batch-lz4".to_owned(), samples::compressed_batch(Codec::Lz4)),
+        ("batch-zstd".to_owned(), samples::compressed_batch(Codec::Zstd)),
+        ("pack-lz4".to_owned(), samples::pack(Level::Lz4)),
+        ("pack-zstd".to_owned(), samples::pack(Level::Zstd)),
     ];
     vectors.extend(samples::frames().into_iter().map(|(name, frame)| (format!("frame-{name}"), frame)));
     vectors
@@ -48,6 +57,21 @@ fn golden_vectors_are_byte_for_byte_what_this_code_writes() {
         }
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert_eq!(to_hex(&from_hex(&text)), to_hex(&bytes), "{name} changed: see wire/src/golden.rs");
+    }
+}
+
+#[test]
+fn the_compressed_vectors_are_the_same_eight_records() {
+    for name in ["batch-lz4", "batch-zstd", "pack-lz4", "pack-zstd"] {
+        let text = std::fs::read_to_string(crate_dir().join(format!("../tests/golden/{name}.hex"))).unwrap();
+        let batches: Vec<_> = FetchedBatches::new(from_hex(&text).into()).map(Result::unwrap).collect();
+        let [(header, bytes)] = &batches[..] else { panic!("{name} has {} batches", batches.len()) };
+        let records: Vec<_> = BatchView::parse(bytes, header).unwrap().records().collect();
+        assert_eq!(records.len(), 8);
+        for (record, number) in records.iter().zip(0u64..) {
+            assert_eq!(record.offset.0, 1000 + number);
+            assert_eq!(record.value, Some(format!("line {number} of a log that repeats itself").as_bytes()));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod batch_builder;
+pub mod batch_codec;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod error_code;

@@ -1,12 +1,15 @@
 //! One message of each kind with every field set, and two batches: for round trips, mutations and the golden vectors.
 
 use ringmain_core::batch::{BatchHeader, stamp};
-use ringmain_core::codec::Compression;
+use ringmain_core::codec::{Codec, Compression};
+use ringmain_core::compressor::{Compressor, Level};
 use ringmain_core::ids::{Durability, Epoch, Offset, PartitionKey};
+use ringmain_core::packing::Packing;
 use ringmain_core::topic::{TopicAlteration, TopicSettings};
 
 use crate::batch::BatchView;
 use crate::batch_builder::BatchBuilder;
+use crate::batch_codec::compress;
 use crate::error_code::ErrorCode;
 use crate::fetch::{
     FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
@@ -55,7 +58,35 @@ pub fn stamped_batch() -> Vec<u8> {
     bytes
 }
 
-/// Records 0 and 3 of that batch.
+fn repeating_batch() -> Vec<u8> {
+    let mut builder = BatchBuilder::new(KEY);
+    for number in 0..8 {
+        let value = format!("line {number} of a log that repeats itself");
+        let timestamp_ms = 1_700_000_000_000;
+        builder.push(&NewRecord { value: Some(value.as_bytes()), timestamp_ms, ..NewRecord::default() }).unwrap();
+    }
+    builder.finish().to_vec()
+}
+
+/// A batch whose producer has compressed it, as a broker stores and sends it.
+pub fn compressed_batch(codec: Codec) -> Vec<u8> {
+    let mut bytes = compress(&mut Compressor::default(), codec, &repeating_batch()).unwrap().to_vec();
+    stamp(&mut bytes, Offset(1000), 1_700_000_000_123, Epoch(4));
+    bytes
+}
+
+/// The same records in a batch that is not compressed, in a pack.
+pub fn pack(level: Level) -> Vec<u8> {
+    let mut bytes = repeating_batch();
+    stamp(&mut bytes, Offset(1000), 1_700_000_000_123, Epoch(4));
+    let mut packing = Packing::default();
+    packing.begin_run(0, KEY, level, false);
+    packing.put(&bytes, Offset(1000)..Offset(1008), 1, false);
+    packing.step(&mut Compressor::default());
+    packing.results().next().unwrap().stored.to_vec()
+}
+
+/// Records 0 and 3 of the stamped batch.
 pub fn sparse_batch() -> Vec<u8> {
     let bytes = stamped_batch();
     let header = BatchHeader::parse(&bytes).unwrap();

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use ringmain_core::compressor::Compressor;
 use ringmain_core::ids::Durability;
 use ringmain_wire::batch_builder::BatchBuilder;
+use ringmain_wire::batch_codec::compress;
 use ringmain_wire::client::{ClientError, Connection, OwnedFrame};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::message::{Request, Response};
@@ -54,6 +56,7 @@ struct State {
     /// Which of them is next.
     next: usize,
     builder: BatchBuilder,
+    compressor: Compressor,
     record: Vec<u8>,
     result: LoadResult,
 }
@@ -73,6 +76,7 @@ impl Client {
             ledgers: vec![PartitionLedger::default(); targets.len()],
             next: 0,
             builder: BatchBuilder::new(plan.targets[targets[0]].key),
+            compressor: Compressor::default(),
             record: vec![0; plan.shape.size],
             result: LoadResult::default(),
             targets,
@@ -141,7 +145,7 @@ impl Client {
     /// Builds the next batch of the partition at `place`; `sending` must be held.
     fn build(&self, place: usize) -> (Sent, Bytes) {
         let mut state = self.state.borrow_mut();
-        let State { targets, ledgers, builder, record, .. } = &mut *state;
+        let State { targets, ledgers, builder, compressor, record, .. } = &mut *state;
         let target = targets[place];
         let sequence = ledgers[place].take(self.plan.shape.batch as u64);
         let (sent_ns, timestamp_ms) = (now_ns(), unix_ms());
@@ -151,7 +155,9 @@ impl Client {
             let record = NewRecord { value: Some(record), timestamp_ms, ..NewRecord::default() };
             builder.push(&record).expect("the plan was checked: its batches fit");
         }
-        (Sent { place, sequence }, builder.finish())
+        let batch = builder.finish();
+        let batch = compress(compressor, self.plan.shape.codec, &batch).unwrap_or(batch);
+        (Sent { place, sequence }, batch)
     }
 
     /// Books what became of a batch. Asks for a pause when it was not taken; fails when going on makes no sense.

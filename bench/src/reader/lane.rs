@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ringmain_core::batch::{BatchHeader, batches, check_crc};
+use ringmain_core::batch::{BatchError, BatchHeader, check_stamp};
+use ringmain_core::codec::ALL_CODECS;
 use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::limits::{CONNECTION_REPLY_BYTES_MAX, FETCH_BYTES_MAX};
-use ringmain_wire::batch::BatchView;
+use ringmain_wire::batch::{BatchView, InvalidBatch};
+use ringmain_wire::batch_codec::FetchedBatches;
 use ringmain_wire::client::{Connection, OwnedFrame};
 use ringmain_wire::error_code::{ClientAction, ErrorCode};
 use ringmain_wire::fetch::{FetchPartition, FetchRequest, FetchedPartitionOutcome, Visibility};
@@ -81,7 +83,7 @@ impl Lane {
                 bytes_min: 1,
                 wait_ms_max: WAIT_MS,
                 visibility: Visibility::LogEnd,
-                codecs: 0,
+                codecs: ALL_CODECS,
                 tags: Vec::new(),
             });
             let sent = Instant::now();
@@ -120,17 +122,18 @@ impl Lane {
         let Response::Fetch(outcomes) = &frame.response else {
             bail!("the broker answered a fetch with {:?}", frame.response);
         };
-        let mut payload = &frame.payload[..];
+        let mut payload = frame.payload.clone();
         let (records_before, mut pause) = (self.result.records, Duration::ZERO);
         let mut advanced = false;
         for outcome in outcomes {
-            let (bytes, rest) = payload
-                .split_at_checked(outcome.payload_bytes as usize)
-                .context("the partitions of the answer have more bytes than its payload")?;
-            payload = rest;
+            let share = outcome.payload_bytes as usize;
+            if share > payload.len() {
+                bail!("the partitions of the answer have more bytes than its payload");
+            }
+            let batches = FetchedBatches::new(payload.split_to(share));
             let index = *self.by_key.get(&outcome.key).context("the answer has a partition that was not asked for")?;
             match outcome.code {
-                ErrorCode::OK => advanced |= self.take_partition(index, outcome, bytes)?,
+                ErrorCode::OK => advanced |= self.take_partition(index, outcome, batches)?,
                 code if matches!(code.action(), ClientAction::Retry | ClientAction::BackOff) => {
                     let retry_after = Duration::from_millis(u64::from(outcome.retry_after_ms));
                     pause = pause.max(retry_after).max(PAUSE_MIN);
@@ -162,13 +165,24 @@ impl Lane {
     }
 
     /// Takes one partition's batches; whether it got on.
-    fn take_partition(&mut self, index: usize, outcome: &FetchedPartitionOutcome, bytes: &[u8]) -> Result<bool> {
+    fn take_partition(
+        &mut self,
+        index: usize,
+        outcome: &FetchedPartitionOutcome,
+        batches: FetchedBatches,
+    ) -> Result<bool> {
         if let Some(gap) = &outcome.gap {
             self.result.gap_offsets += gap.to.since(gap.from);
         }
-        for batch in batches(bytes) {
-            let (header, batch) = batch.with_context(|| format!("partition {}", outcome.key))?;
-            self.take_batch(index, &header, batch)?;
+        for batch in batches {
+            match batch {
+                Ok((header, batch)) => self.take_batch(index, &header, &batch)?,
+                // How many records it had can't be known.
+                Err(InvalidBatch::Header(BatchError::Crc { .. }) | InvalidBatch::Decompress(_)) => {
+                    self.result.damaged += 1;
+                }
+                Err(error) => return Err(error).with_context(|| format!("partition {}", outcome.key)),
+            }
         }
         let place = &mut self.places[index];
         let next = outcome.next_offset.0;
@@ -185,7 +199,7 @@ impl Lane {
         if header.key != place.key {
             bail!("a batch of partition {} came for {}", header.key, place.key);
         }
-        let view = match check_crc(header, batch).map_err(Into::into).and_then(|()| BatchView::parse(batch, header)) {
+        let view = match check_stamp(batch).map_err(Into::into).and_then(|()| BatchView::parse(batch, header)) {
             Ok(view) => view,
             Err(_) => {
                 self.result.damaged += u64::from(header.record_count);

@@ -125,6 +125,9 @@ fn check_run(
     if run.codec == 0 && run.raw_bytes != run.stored_bytes {
         return Err("is not compressed and yet has another raw size");
     }
+    if run.codec != 0 && (run.raw_bytes <= run.stored_bytes || run.raw_bytes as usize > EXTENT_BYTES_MAX) {
+        return Err("is compressed and yet not smaller, or larger than an extent before");
+    }
     if let Some(previous) = previous
         && (previous.key > run.key || previous.key == run.key && previous.next_offset > run.base_offset)
     {

@@ -355,6 +355,7 @@ impl SealedIndex {
             let (place, bytes) = (u64::from(entry.place), u64::from(entry.stored_bytes));
             place >= FIRST_EXTENT_AT
                 && bytes <= EXTENT_BYTES_MAX as u64
+                && entry.raw_bytes as usize <= EXTENT_BYTES_MAX
                 && place + bytes <= u64::from(self.end.end_place)
                 && entry.base_offset < entry.next_offset
         };

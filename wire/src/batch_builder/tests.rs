@@ -7,7 +7,9 @@ use crate::generated::batch::ringmain::wire as schema;
 const KEY: PartitionKey = PartitionKey::new(5, 1);
 
 fn view(bytes: &[u8]) -> BatchView<'_> {
-    check_produced(&BatchHeader::parse(bytes).unwrap(), bytes).unwrap()
+    let header = BatchHeader::parse(bytes).unwrap();
+    check_produced(&header, bytes).unwrap();
+    BatchView::parse(bytes, &header).unwrap()
 }
 
 #[test]

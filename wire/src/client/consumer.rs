@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ringmain_core::batch::BatchHeader;
+use ringmain_core::codec::ALL_CODECS;
 use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::limits::FETCH_PARTITIONS_MAX;
 use tokio::sync::mpsc;
@@ -20,6 +21,7 @@ use crate::client::routes::{Routes, TopicRoute};
 use crate::fetch::{GapReason, Visibility};
 use crate::offsets::Offsets;
 use crate::record::RecordView;
+use crate::tag::TagFilter;
 
 /// Where to begin in a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,8 @@ pub struct ConsumerConfig {
     pub wait_max: Duration,
     /// How long a failing partition is tried before `next` says so; then it is tried again.
     pub retry_for: Duration,
+    /// Codecs in which stored packs and batches are taken, bit n for codec n: all, unless less is wanted for tests.
+    pub codecs: u32,
 }
 
 impl Default for ConsumerConfig {
@@ -58,6 +62,7 @@ impl Default for ConsumerConfig {
             bytes_min: 1,
             wait_max: Duration::from_millis(500),
             retry_for: Duration::from_secs(60),
+            codecs: ALL_CODECS,
         }
     }
 }
@@ -129,10 +134,12 @@ pub struct ConsumedBatch {
     pub header: BatchHeader,
     pub(crate) bytes: Bytes,
     pub(crate) from: Offset,
+    /// Only records that pass, if there is one: a batch that its producer compressed comes whole when one of them passes.
+    pub(crate) tags: Option<Arc<TagFilter>>,
 }
 
 impl ConsumedBatch {
-    /// The batch as it was received.
+    /// The batch as it was received, decompressed if it was compressed.
     #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes
@@ -142,7 +149,8 @@ impl ConsumedBatch {
     pub fn records(&self) -> impl Iterator<Item = RecordView<'_>> {
         // It was valid when it was made and nobody has changed it; were it not, there would be no records.
         let view = BatchView::parse(&self.bytes, &self.header).ok();
-        view.into_iter().flat_map(|view| view.records()).skip_while(|record| record.offset < self.from)
+        let records = view.into_iter().flat_map(|view| view.records()).skip_while(|record| record.offset < self.from);
+        records.filter(|record| self.tags.as_ref().is_none_or(|tags| tags.passes(record)))
     }
 }
 
@@ -173,7 +181,8 @@ impl Consumer {
         }
         // One answer per fetcher may wait.
         let (events, fetched) = mpsc::channel(groups.len().max(1));
-        let shared = Arc::new(FetcherShared { routes, topic: route.topic.name.clone(), config, events });
+        let tags = (!config.tags.is_empty()).then(|| Arc::new(TagFilter::new(&config.tags)));
+        let shared = Arc::new(FetcherShared { routes, topic: route.topic.name.clone(), config, tags, events });
         for positions in groups.into_values() {
             for positions in positions.chunks(FETCH_PARTITIONS_MAX) {
                 Fetcher::start(Arc::clone(&shared), positions.to_vec());

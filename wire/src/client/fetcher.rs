@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ringmain_core::batch::{BatchError, BatchHeader, check_crc, check_stamp};
+use ringmain_core::batch::{BatchError, BatchHeader, check_stamp};
 use ringmain_core::ids::{Offset, PartitionKey};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::batch::{BatchView, InvalidBatch};
+use crate::batch_codec::FetchedBatches;
 use crate::client::backoff::Backoff;
 use crate::client::connection::OwnedFrame;
 use crate::client::consumer::{ConsumedBatch, ConsumerConfig, ConsumerEvent, FetchedEvents, PartitionEnds};
@@ -19,12 +20,15 @@ use crate::client::routes::{Routes, TopicRoute};
 use crate::error_code::{ClientAction, ErrorCode};
 use crate::fetch::{FetchPartition, FetchRequest, FetchedPartitionOutcome, Visibility};
 use crate::message::{Request, Response};
+use crate::tag::TagFilter;
 
 /// What all fetchers of a consumer share.
 pub(crate) struct FetcherShared {
     pub(crate) routes: Arc<Routes>,
     pub(crate) topic: String,
     pub(crate) config: ConsumerConfig,
+    /// Of the configuration, made once.
+    pub(crate) tags: Option<Arc<TagFilter>>,
     pub(crate) events: mpsc::Sender<FetchedEvents>,
 }
 
@@ -132,7 +136,7 @@ impl Fetcher {
             bytes_min: config.bytes_min,
             wait_ms_max: u32::try_from(config.wait_max.as_millis()).unwrap_or(u32::MAX),
             visibility: config.visibility,
-            codecs: 1,
+            codecs: config.codecs,
             tags: config.tags.clone(),
         });
         let timeout = config.wait_max + self.shared.routes.config().request_timeout;
@@ -158,9 +162,7 @@ impl Fetcher {
         for (position, outcome) in self.positions.iter_mut().zip(&outcomes) {
             let share = payload.split_to(outcome.payload_bytes as usize);
             match ErrorCode::action(outcome.code) {
-                ClientAction::Proceed => {
-                    fetched.take_partition(position, outcome, share, self.shared.config.visibility)
-                }
+                ClientAction::Proceed => fetched.take_partition(position, outcome, share, &self.shared),
                 ClientAction::ResetOffset => fetched.reset(position, outcome),
                 ClientAction::Fix => {
                     fetched.events.push(Err(server_error(outcome)));
@@ -194,7 +196,7 @@ impl Fetched {
         position: &mut Position,
         outcome: &FetchedPartitionOutcome,
         share: Bytes,
-        visibility: Visibility,
+        shared: &FetcherShared,
     ) {
         let partition = position.key.partition;
         let began = position.offset;
@@ -218,7 +220,14 @@ impl Fetched {
                     let from = position.offset;
                     position.offset = batch.end;
                     let CheckedBatch { header, bytes, .. } = batch;
-                    self.events.push(Ok(ConsumerEvent::Batch(ConsumedBatch { partition, ends, header, bytes, from })));
+                    self.events.push(Ok(ConsumerEvent::Batch(ConsumedBatch {
+                        partition,
+                        ends,
+                        header,
+                        bytes,
+                        from,
+                        tags: shared.tags.clone(),
+                    })));
                 }
                 Err(error) => {
                     self.events.push(Ok(ConsumerEvent::BadBatch { partition, at: position.offset, error }));
@@ -233,7 +242,7 @@ impl Fetched {
         if position.offset == began && came {
             self.failure = Some(ClientError::server(ErrorCode::INTERNAL, "a fetch made no way".into(), 0));
         }
-        let end = match visibility {
+        let end = match shared.config.visibility {
             Visibility::LogEnd => outcome.log_end,
             Visibility::SyncedEnd => outcome.synced_end,
         };
@@ -271,26 +280,13 @@ struct CheckedBatch {
 }
 
 /// Cuts a partition's share of a payload into batches and checks each. Behind a bad header nothing more is found.
-fn checked_batches(mut share: Bytes, key: PartitionKey) -> impl Iterator<Item = Result<CheckedBatch, InvalidBatch>> {
-    std::iter::from_fn(move || {
-        if share.is_empty() {
-            return None;
-        }
-        let header = match BatchHeader::parse(&share) {
-            Ok(header) => header,
-            Err(error) => {
-                share.clear();
-                return Some(Err(error.into()));
-            }
-        };
-        let bytes = share.split_to(header.batch_bytes as usize);
-        Some(check_batch(header, bytes, key))
-    })
+fn checked_batches(share: Bytes, key: PartitionKey) -> impl Iterator<Item = Result<CheckedBatch, InvalidBatch>> {
+    FetchedBatches::new(share).map(move |batch| batch.and_then(|(header, bytes)| check_batch(header, bytes, key)))
 }
 
+/// The CRC was checked before.
 fn check_batch(header: BatchHeader, bytes: Bytes, key: PartitionKey) -> Result<CheckedBatch, InvalidBatch> {
     check_stamp(&bytes)?;
-    check_crc(&header, &bytes)?;
     if header.key != key {
         return Err(InvalidBatch::Partition(header.key));
     }

@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ringmain_core::codec::Codec;
+use ringmain_core::compressor::Compressor;
 use ringmain_core::ids::{Durability, PartitionKey, TopicId};
 use tokio::sync::Semaphore;
 
 use crate::batch::ENTRY_BYTES;
+use crate::batch_codec::compress;
 use crate::client::backoff::Backoff;
 use crate::client::error::ClientError;
 use crate::client::lane::{Delivered, Delivery, Lane, ReadyBatch};
@@ -42,6 +45,8 @@ pub struct ProducerConfig {
     pub requests_in_flight: usize,
     /// How long a batch is tried, from when it was opened; a last attempt is always made.
     pub retry_for: Duration,
+    /// How batches are compressed before they are sent, where that makes them smaller.
+    pub codec: Codec,
 }
 
 impl Default for ProducerConfig {
@@ -53,6 +58,7 @@ impl Default for ProducerConfig {
             buffer_bytes: 32 * 1024 * 1024,
             requests_in_flight: 64,
             retry_for: Duration::from_secs(60),
+            codec: Codec::None,
         }
     }
 }
@@ -241,7 +247,11 @@ fn payload_bytes(record: &NewRecord<'_>) -> usize {
 
 /// Sends the batches of one lane, one after the other.
 async fn run_lane(shared: Arc<Shared>, lane: Arc<Lane>) {
-    while let Some(batch) = lane.next().await {
+    let mut compressor = Compressor::default();
+    while let Some(mut batch) = lane.next().await {
+        if let Some(compressed) = compress(&mut compressor, shared.config.codec, &batch.bytes) {
+            batch.bytes = compressed;
+        }
         let fate = shared.deliver(&batch, lane.partition()).await;
         if fate.is_ok() {
             shared.records_acked.fetch_add(batch.records, Ordering::Relaxed);
