@@ -49,8 +49,13 @@ fn send(broker: &Broker, topic: &str, values: &[Vec<u8>], level: Durability, cod
     });
 }
 
+/// Offset and value.
+type Record = (u64, Vec<u8>);
+/// From and to.
+type Lost = (u64, u64);
+
 /// Everything in partition 0, with the gaps that were told.
-fn read(broker: &Broker, topic: &str, codecs: u32) -> (Vec<(u64, Vec<u8>)>, Vec<(u64, u64)>) {
+fn read(broker: &Broker, topic: &str, codecs: u32) -> (Vec<Record>, Vec<Lost>) {
     run(async {
         let config = ConsumerConfig { codecs, ..ConsumerConfig::default() };
         let mut consumer =
