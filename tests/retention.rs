@@ -292,7 +292,14 @@ fn kills_while_retention_frees_lose_nothing_above_the_log_start() {
             for plan in plans {
                 tasks.spawn(produce(broker.broker.clone(), plan, Arc::clone(&ledger), Arc::clone(&stop)));
             }
-            wait_for("segments to go", || (broker.metric("ringmain_segments_freed_total") >= segments).then_some(()));
+            // On a busy machine the producers, which do not try again, may end before.
+            wait_for("segments to go", || {
+                while let Some(done) = tasks.try_join_next() {
+                    done.unwrap();
+                }
+                let freed = broker.metric("ringmain_segments_freed_total");
+                (freed >= segments || tasks.is_empty()).then_some(())
+            });
             tokio::time::sleep(moment).await;
             freed += broker.metric("ringmain_segments_freed_total");
             punched += broker.metric("ringmain_punched_bytes_total");
@@ -318,6 +325,6 @@ fn kills_while_retention_frees_lose_nothing_above_the_log_start() {
         assert_eq!(broker.metric("ringmain_corrupt_runs_total"), 0);
     }
     eprintln!("{freed} segments freed, {punched} bytes punched, log starts {starts:?}");
-    assert!(starts.iter().all(|start| *start > 0));
+    assert!(freed > 0 && starts.iter().all(|start| *start > 0));
     broker.stop();
 }

@@ -191,7 +191,7 @@ impl Shard {
         }
     }
 
-    /// Hands a create or delete of a topic to the master; the answer is a whole frame.
+    /// Hands a create, alter or delete of a topic to the master; the answer is a whole frame.
     pub(crate) fn ask_admin(self: &Rc<Self>, connection: &Rc<Connection>, frame: Vec<u8>) {
         connection.requests.set(connection.requests.get() + 1);
         let id = connection.id;
