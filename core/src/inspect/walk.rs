@@ -9,7 +9,7 @@ use crate::disk_header::DiskHeaderError;
 use crate::extent::{EXTENT_HEADER_BYTES, ExtentHeader, ExtentKind, RunEntry, decode_directory};
 use crate::ids::{ExtentSequence, Incarnation, LogId, SegmentSequence};
 use crate::index::{FOOTER_PAGE_BYTES, FooterError, IndexEntry, SealedIndex, Trailer, is_footer_page};
-use crate::limits::DISK_BLOCK_BYTES;
+use crate::limits::{DISK_BLOCK_BYTES, SEGMENT_BYTES_MAX};
 use crate::recover::reader::SegmentReader;
 use crate::recover::{RecoverError, SegmentSource};
 use crate::segment::{FIRST_EXTENT_AT, SegmentHeader};
@@ -223,7 +223,8 @@ impl<'a, S: SegmentSource> SegmentWalk<'a, S> {
     }
 
     fn limit(&self) -> u64 {
-        self.known_end().unwrap_or(u64::MAX).min(self.reader.file_bytes).min(self.segment_bytes)
+        let most = self.segment_bytes.min(SEGMENT_BYTES_MAX);
+        self.known_end().unwrap_or(u64::MAX).min(self.reader.file_bytes).min(most)
     }
 
     fn extent(&mut self) -> Result<(), RecoverError> {
@@ -297,9 +298,7 @@ impl<'a, S: SegmentSource> SegmentWalk<'a, S> {
         match body {
             Ok(body) => {
                 if let FoundBody::Runs(runs) = &body {
-                    // A place past 4 GiB is of no segment, and can't be compared with a footer's.
-                    let entries = runs.iter().filter(|_| end <= u64::from(u32::MAX));
-                    entries.for_each(|run| self.in_extents.add(&IndexEntry::of_run(place, run)));
+                    runs.iter().for_each(|run| self.in_extents.add(&IndexEntry::of_run(place, run)));
                 }
                 self.pending.push_back(Found::Extent(FoundExtent { place, header, body }));
             }
