@@ -2,6 +2,7 @@
 //! command's.
 
 mod bench;
+mod dump;
 
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringmain_core::ids::Durability;
 
 pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
+pub use dump::DumpArgs;
 
 use crate::config::{Address, parse_address, parse_durability, parse_log, parse_size};
 
@@ -33,6 +35,8 @@ pub enum Command {
     Produce(ProduceArgs),
     /// Print the records of a topic.
     Consume(ConsumeArgs),
+    /// Look at a data directory that no broker runs on: print it, check it, or write records out of it.
+    Dump(Box<DumpArgs>),
     /// Measure the broker, or the limits of this machine that its figures are divided by.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -290,6 +294,10 @@ mod tests {
             "ringmain produce t - --partition 1 --key-separator : --durability flushed --batch-bytes 65536 --retry-seconds 5",
             "ringmain consume t --partition 0 --from 17 --follow --count 3 --format json",
             "ringmain consume t --from latest --json",
+            "ringmain dump --data d --records --topic t --partition 3 --segment 7 --force --json",
+            "ringmain dump a b --verify",
+            "ringmain dump --arena f --arena g",
+            "ringmain dump --extract t:3 --format json",
             "ringmain bench produce --topics 2 --size 1024 --compressibility 0.5 --json",
             "ringmain bench produce --partitions 10 --batch 256 --clients 8 --seconds 5 --durability synced --broker a:1",
             "ringmain bench consume --clients 2 --mode tail",
@@ -314,6 +322,10 @@ mod tests {
             "ringmain produce t --retry-seconds -1",
             "ringmain consume t --from yesterday",
             "ringmain consume t --json --format raw",
+            "ringmain dump --extract t:x",
+            "ringmain dump --extract t --verify",
+            "ringmain dump a --data d",
+            "ringmain dump --format json",
             "ringmain bench produce --compressibility 2",
             "ringmain bench consume --mode sideways",
             "ringmain bench disk --seconds fast",
