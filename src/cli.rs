@@ -2,6 +2,7 @@
 //! command's.
 
 mod bench;
+mod doctor;
 mod dump;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ringmain_core::ids::Durability;
 
 pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
+pub use doctor::DoctorArgs;
 pub use dump::DumpArgs;
 
 use crate::config::{Address, parse_address, parse_durability, parse_log, parse_size};
@@ -35,6 +37,8 @@ pub enum Command {
     Produce(ProduceArgs),
     /// Print the records of a topic.
     Consume(ConsumeArgs),
+    /// Check what on this machine would keep a broker from starting, or from being fast or safe, and say how to mend it.
+    Doctor(Box<DoctorArgs>),
     /// Look at a data directory that no broker runs on: print it, check it, or write records out of it.
     Dump(Box<DumpArgs>),
     /// Measure the broker, or the limits of this machine that its figures are divided by.
@@ -296,6 +300,8 @@ mod tests {
             "ringmain consume t --from latest --json",
             "ringmain dump --data d --records --topic t --partition 3 --segment 7 --force --json",
             "ringmain dump a b --verify",
+            "ringmain doctor --quick --json --data d --memory 64MiB --listen 127.0.0.1:0",
+            "ringmain doctor",
             "ringmain dump --arena f --arena g",
             "ringmain dump --extract t:3 --format json",
             "ringmain bench produce --topics 2 --size 1024 --compressibility 0.5 --json",

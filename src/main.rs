@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod config;
 mod consume;
+mod doctor;
 mod dump;
 mod launch;
 mod output;
@@ -37,6 +38,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Topic(command) => topic::topic(command).map(|()| ExitCode::SUCCESS),
         Command::Produce(args) => produce::produce(args),
         Command::Consume(args) => consume::consume(args),
+        Command::Doctor(args) => doctor::doctor(*args),
         Command::Dump(args) => Ok(dump::dump(&args)),
         Command::Bench(command) => bench::bench(command).map(|()| ExitCode::SUCCESS),
     }
