@@ -218,6 +218,25 @@ fn a_cut_file_and_a_missing_segment_are_noticed() {
 }
 
 #[test]
+fn what_nobody_needs_any_more_is_not_called_damaged() {
+    let home = Home::new(&["--shards", "1", "--memory", "32MiB"]);
+    let sent = written(&home);
+    let broker = home.start();
+    broker.ok(&["topic", "delete", "first"]);
+    broker.stop();
+    let data = home.data();
+    let found = objects(&data, &[]);
+    // The segment of the first life has runs of both topics, so it is still there.
+    let dead = found.iter().find(|object| object["type"] == "run" && object["topic"].is_null()).unwrap();
+    flip(&data.join(dead["file"].as_str().unwrap()), dead["place"].as_u64().unwrap() + 150);
+    assert_sound(&data);
+    let living = found.iter().find(|object| object["type"] == "run" && object["topic"] == "second").unwrap();
+    flip(&data.join(living["file"].as_str().unwrap()), living["place"].as_u64().unwrap() + 150);
+    assert_eq!(verify(&data).0, Some(1));
+    assert_eq!(sent.len(), 6);
+}
+
+#[test]
 fn what_is_not_damaged_is_extracted_in_order() {
     let home = Home::default();
     let sent = written(&home);

@@ -17,7 +17,8 @@ use super::footer::LOG_ID;
 use super::input::{Input, fix_header, put_u32, u32_at};
 
 /// Small, so that inputs are.
-pub const SEGMENT_BYTES: u64 = 64 * DISK_BLOCK_BYTES as u64;
+pub const SEGMENT_BYTES: u64 = (BLOCKS * DISK_BLOCK_BYTES) as u64;
+const BLOCKS: usize = 16;
 
 /// Mend the CRCs of headers.
 const MEND_HEADERS: u8 = 1;
@@ -68,7 +69,7 @@ pub fn files_of(data: &[u8]) -> Files {
     let mut files: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     while !input.is_empty() {
         let which = input.u8();
-        let (segment, block) = (u64::from(which >> 6), usize::from(which & 63));
+        let (segment, block) = (u64::from(which >> 6), usize::from(which & 63) % BLOCKS);
         let at = usize::from(input.u16()) * 8 % DISK_BLOCK_BYTES;
         let size = usize::from(input.u16());
         let file = files.entry(segment).or_insert_with(|| vec![0; SEGMENT_BYTES as usize]);

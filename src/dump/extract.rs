@@ -1,6 +1,6 @@
 //! Writing out the records of a topic that can still be read.
 //!
-//! First all runs of the topic are listed, 48 bytes each; then they are read in the order of offsets. Copies of the same
+//! First all runs of the topic are listed, about 120 bytes each; then they are read in the order of offsets. Copies of the same
 //! records (moved runs, batches that are still in an arena) fill in for each other.
 
 use std::fs::File;

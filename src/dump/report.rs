@@ -341,14 +341,18 @@ impl Visitor for Report {
         let place = extent.place + u64::from(run.place);
         let who =
             format!("run of {} with offsets {}..{}", self.names.partition(run.key), run.base_offset, run.next_offset);
-        if self.is_dead(run.key, run.next_offset) {
+        let is_dead = self.is_dead(run.key, run.next_offset);
+        let whole = stored.map(|stored| check_stored(run, stored));
+        let (stored, whole) = match (stored, whole) {
             // Its bytes may be given back at any time.
-            return Ok(());
-        }
-        let Some(stored) = stored else {
-            return self.damage(&at.file, place, &format!("{who}: the device can't read it, or the file ends before"));
+            (_, None | Some(Err(_))) if is_dead => return Ok(()),
+            (Some(stored), Some(whole)) => (stored, whole),
+            _ => {
+                let text = format!("{who}: the device can't read it, or the file ends before");
+                return self.damage(&at.file, place, &text);
+            }
         };
-        if let Err(damage) = check_stored(run, stored) {
+        if let Err(damage) = whole {
             self.damage(&at.file, place, &format!("{who}: {damage}"))?;
             if damage == RunDamage::Zeros {
                 return Ok(());

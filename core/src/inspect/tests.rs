@@ -224,6 +224,8 @@ fn a_run_gives_its_batches_and_what_is_wrong_with_them() {
     assert!(matches!(last, Some(Err(run::RunDamage::Offsets { at: 104, .. }))), "{last:?}");
     let last = run::batches(&run_of(&bytes, 17, 3), &bytes).last();
     assert!(matches!(last, Some(Err(run::RunDamage::Count { found: 3, .. }))), "{last:?}");
+    let compressed = RunEntry { codec: 9, ..entry };
+    assert_eq!(run::raw(&compressed, &bytes), Err(run::RunDamage::Codec(9)));
     let zeros = vec![0; bytes.len()];
     assert_eq!(run::check_stored(&entry, &zeros), Err(run::RunDamage::Zeros));
 }
