@@ -2,6 +2,8 @@
 //! command's.
 
 mod bench;
+mod doctor;
+mod dump;
 mod topic;
 
 use std::path::PathBuf;
@@ -12,6 +14,8 @@ use ringmain_core::ids::Durability;
 use ringmain_core::limits::TAG_BYTES_MAX;
 
 pub use bench::{BenchCommand, BenchConsumeArgs, BenchDiskArgs, BenchEchoArgs, BenchProduceArgs, BenchTarget};
+pub use doctor::DoctorArgs;
+pub use dump::DumpArgs;
 pub use topic::{TopicCommand, TopicOutput, show_ms};
 
 use crate::config::{Address, parse_address, parse_durability, parse_log, parse_size};
@@ -37,6 +41,10 @@ pub enum Command {
     Produce(ProduceArgs),
     /// Print the records of a topic.
     Consume(ConsumeArgs),
+    /// Check what on this machine would keep a broker from starting, or from being fast or safe, and say how to mend it.
+    Doctor(Box<DoctorArgs>),
+    /// Look at a data directory that no broker runs on: print it, check it, or write records out of it.
+    Dump(Box<DumpArgs>),
     /// Measure the broker, or the limits of this machine that its figures are divided by.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -260,6 +268,12 @@ mod tests {
             "ringmain produce t - --partition 1 --key-separator : --durability flushed --batch-bytes 65536 --retry-seconds 5",
             "ringmain consume t --partition 0 --from 17 --follow --count 3 --format json",
             "ringmain consume t --from latest --json",
+            "ringmain dump --data d --records --topic t --partition 3 --segment 7 --force --json",
+            "ringmain dump a b --verify",
+            "ringmain doctor --quick --json --data d --memory 64MiB --listen 127.0.0.1:0",
+            "ringmain doctor",
+            "ringmain dump --arena f --arena g",
+            "ringmain dump --extract t:3 --format json",
             "ringmain bench produce --topics 2 --size 1024 --compressibility 0.5 --json",
             "ringmain bench produce --partitions 10 --batch 256 --clients 8 --seconds 5 --durability synced --broker a:1",
             "ringmain bench consume --clients 2 --mode tail",
@@ -287,6 +301,10 @@ mod tests {
             "ringmain produce t --retry-seconds -1",
             "ringmain consume t --from yesterday",
             "ringmain consume t --json --format raw",
+            "ringmain dump --extract t:x",
+            "ringmain dump --extract t --verify",
+            "ringmain dump a --data d",
+            "ringmain dump --format json",
             "ringmain bench produce --compressibility 2",
             "ringmain bench consume --mode sideways",
             "ringmain bench disk --seconds fast",

@@ -18,7 +18,7 @@ use crate::cli::{ConsumeArgs, Format, Start};
 use crate::client::{connect, run};
 use crate::output::stdout;
 use crate::signals::Signals;
-use print::Printer;
+pub use print::Printer;
 
 /// Runs the command.
 pub fn consume(args: ConsumeArgs) -> Result<ExitCode> {

@@ -6,6 +6,8 @@ mod cli;
 mod client;
 mod config;
 mod consume;
+mod doctor;
+mod dump;
 mod launch;
 mod output;
 mod produce;
@@ -36,6 +38,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Topic(command) => topic::topic(command).map(|()| ExitCode::SUCCESS),
         Command::Produce(args) => produce::produce(args),
         Command::Consume(args) => consume::consume(args),
+        Command::Doctor(args) => doctor::doctor(*args),
+        Command::Dump(args) => Ok(dump::dump(&args)),
         Command::Bench(command) => bench::bench(command).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -7,6 +7,7 @@
 //! inside its time: a burst into the device's cache is not a limit. Files have no name from the moment they are open, so
 //! nothing is left behind, whatever happens. Contents are incompressible and each 4 KiB block is unique.
 
+mod profile;
 mod rounds;
 
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ use crate::device::{self, Device};
 use crate::executor::{self, Setup};
 use crate::report::rounded;
 use crate::scrape::ProcessSample;
+
+pub use profile::{ProfileArgs, ProfileReport, SyncCell, WriteCell, profile};
 
 /// Unit of direct IO: the largest block size of common devices.
 const BLOCK_BYTES: usize = 4096;

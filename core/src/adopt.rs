@@ -58,8 +58,8 @@ pub enum AdoptError {
         /// Where it starts.
         found: Offset,
     },
-    /// Two blocks claim the same memory, or one mixes stores.
-    #[error("block {0:?} overlaps another or mixes stores")]
+    /// Two blocks claim the same memory, one mixes stores, or its sequence is higher than any can be.
+    #[error("block {0:?} overlaps another, mixes stores, or has an impossible sequence")]
     Block(BlockId),
 }
 

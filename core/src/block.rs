@@ -131,6 +131,10 @@ struct Slab {
     used: u128,
 }
 
+/// No shard takes so many blocks in its life: a descriptor that says so is not one of ours, and to go on counting from it
+/// would overflow.
+const SEQUENCE_MAX: u64 = 1 << 62;
+
 /// Who has which block. Owned by one shard; not shared.
 #[derive(Debug)]
 pub struct BlockTable {
@@ -280,7 +284,8 @@ impl BlockTable {
         self.blocks[id.0 as usize] = Some(Block { class, state, store, committed, dirty, pins: 0, queued: false });
     }
 
-    /// Puts a block of the process before back in use, sealed. Returns false when it overlaps another one.
+    /// Puts a block of the process before back in use, sealed. Returns false when it overlaps another one, or has a
+    /// sequence that can't be.
     #[must_use]
     pub fn adopt(
         &mut self,
@@ -294,6 +299,9 @@ impl BlockTable {
         let (slab_index, slot) = (id.slab(), id.slot());
         let Some(slab) = self.slabs.get_mut(slab_index) else { return false };
         if slot >= class.slots() || slab.class.is_some_and(|other| other != class) || slab.used & (1 << slot) != 0 {
+            return false;
+        }
+        if sequence >= SEQUENCE_MAX {
             return false;
         }
         if slab.class.is_none() {
@@ -458,5 +466,19 @@ impl BlockTable {
     pub fn doom(&mut self, memory: &impl BlockMemory, id: BlockId) {
         self.get_mut(id).state = BlockState::Doomed;
         self.free_if_doomed(memory, id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_with_a_sequence_that_can_not_be_is_not_adopted() {
+        for sequence in [u64::MAX, u64::MAX - 1, SEQUENCE_MAX] {
+            let mut table = BlockTable::new(1);
+            assert!(!table.adopt(BlockId(0), BlockClass::SMALL, 0, sequence, 8, 0));
+            assert!(table.adopt(BlockId(0), BlockClass::SMALL, 0, SEQUENCE_MAX - 1, 8, 0));
+        }
     }
 }

@@ -22,7 +22,8 @@ use crate::ids::{Epoch, Offset, PartitionKey, SegmentSequence};
 
 pub use active::ActiveIndex;
 pub use footer::{
-    FOOTER_PAGE_BYTES, FooterError, PAGE_ENTRIES, SealedIndex, Trailer, encode_footer, footer_bytes, page_count,
+    FOOTER_PAGE_BYTES, FooterError, PAGE_ENTRIES, SealedIndex, Trailer, encode_footer, footer_bytes, is_footer_page,
+    page_count,
 };
 pub use lookup::{Lookup, LookupStep, PageRead, RunCursor};
 

@@ -19,6 +19,7 @@ pub mod flush;
 pub mod gather;
 pub mod ids;
 pub mod index;
+pub mod inspect;
 pub mod limits;
 pub mod log;
 pub mod offsets;

@@ -17,7 +17,7 @@
 
 mod assemble;
 pub mod cases;
-mod reader;
+pub(crate) mod reader;
 mod rebuild;
 mod sealed;
 mod segments;

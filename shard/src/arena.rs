@@ -14,6 +14,7 @@
 mod descriptor;
 mod error;
 mod header;
+pub mod image;
 #[expect(unsafe_code, reason = "mapped memory")]
 mod map;
 mod quarantine;
@@ -36,7 +37,7 @@ use self::header::HEADER_BYTES;
 pub use self::header::{ArenaHeader, ArenaIdentity, HeaderError};
 use self::map::Map;
 pub use self::quarantine::quarantine_file;
-pub use self::reserve::{ArenaReserver, check_room};
+pub use self::reserve::{ArenaReserver, check_dir, check_room};
 
 /// Descriptor slots of a slab: as many blocks as the smallest class has.
 pub const SLAB_SLOTS: usize = SLAB_BYTES / BLOCK_BYTES[0];
@@ -96,6 +97,15 @@ fn slabs_at(slab_count: u32) -> usize {
 pub fn arena_path(dir: &Path, identity: &ArenaIdentity) -> PathBuf {
     let ArenaIdentity { data_device, data_inode, log_id, shard, .. } = identity;
     dir.join(format!("ringmain-{:016x}-{data_device:x}-{data_inode:x}-{:03}.arena", log_id.0, shard.0))
+}
+
+/// Bytes that `dir` must still have room for: arenas of `slabs` slabs for these shards, less those that are there. `None`
+/// is a shard that has no log yet.
+#[must_use]
+pub fn missing_bytes(dir: &Path, identities: &[Option<ArenaIdentity>], slabs: usize) -> u64 {
+    let bytes = arena_bytes(u32::try_from(slabs).unwrap_or(u32::MAX));
+    let there = |identity: &Option<ArenaIdentity>| identity.is_some_and(|identity| arena_path(dir, &identity).exists());
+    identities.iter().filter(|identity| !there(identity)).count() as u64 * bytes
 }
 
 impl Arena {
@@ -374,21 +384,12 @@ impl Arena {
     pub fn live_blocks(&self) -> Result<Vec<LiveBlock>, ArenaError> {
         let mut live: Vec<LiveBlock> = Vec::new();
         for slab in 0..self.header.slab_count {
-            let mut slab_class = None;
-            for slot in 0..SLAB_SLOTS {
-                let block = slab * SLAB_SLOTS as u32 + slot as u32;
-                let bad = |reason| ArenaError::Descriptor { block, reason };
-                let at = self.descriptor_at(block);
-                let word = self.map.word(at).load(Ordering::Acquire);
-                let checked = descriptor::check(word, self.map.slice(at + FIELDS_AT, FIELDS_BYTES), slot);
-                let Some((Word { state: Some(state), committed_bytes, .. }, fields)) = checked.map_err(bad)? else {
-                    continue;
-                };
-                let Fields { topic, sequence, class, .. } = fields;
-                if *slab_class.get_or_insert(class) != class {
-                    return Err(bad(DescriptorError::MixedSlab(class)));
-                }
-                live.push(LiveBlock { block, topic, class, sequence, committed_bytes, state });
+            let descriptor = |slot: usize| {
+                let at = self.descriptor_at(slab * SLAB_SLOTS as u32 + slot as u32);
+                (self.map.word(at).load(Ordering::Acquire), self.map.slice(at + FIELDS_AT, FIELDS_BYTES))
+            };
+            for found in image::blocks_of_slab(slab, descriptor) {
+                live.push(found.map_err(|(block, reason)| ArenaError::Descriptor { block, reason })?);
             }
         }
         live.sort_unstable_by_key(|found| found.sequence);

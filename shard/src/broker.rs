@@ -11,7 +11,7 @@ use ringmain_core::limits::{ARENA_BYTES_MIN, EXTENT_BYTES_MAX, SHARDS_MAX, SLAB_
 use ringmain_core::topic::TopicInfo;
 
 use crate::admin::AdminService;
-use crate::arena::{ArenaError, ArenaIdentity, arena_bytes, arena_path, check_room};
+use crate::arena::{ArenaError, ArenaIdentity, check_room, missing_bytes};
 use crate::catalog::Catalog;
 use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::control::{BrokerControl, Placements};
@@ -28,10 +28,10 @@ use crate::shard::ShardConfig;
 use crate::ticker::Ticker;
 
 /// Registered memory of each executor for disk buffers: what may be in flight at once, twice.
-const IO_MEMORY_BYTES: usize = 16 * 1024 * 1024;
+pub(crate) const IO_MEMORY_BYTES: usize = 16 * 1024 * 1024;
 
 /// Connections that the limit of open files must allow at least.
-const CONNECTIONS_MIN: u64 = 128;
+pub(crate) const CONNECTIONS_MIN: u64 = 128;
 
 /// Where the blocks of the shards lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -420,20 +420,16 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
 /// Whether the memory filesystem has room for the arenas of all shards: each of them looks for itself only, and takes its
 /// pages bit by bit. Arenas that the process before left are there already.
 fn check_room_for_arenas(dir: &Path, data_dir: &DataDir, slabs: usize) -> Result<(), StartError> {
-    let bytes = arena_bytes(u32::try_from(slabs).unwrap_or(u32::MAX));
-    let mut needs = 0;
-    for shard in (0..data_dir.shards()).map(ShardId) {
-        let identity =
-            ArenaIdentity::of(data_dir.path(), data_dir.log_id(shard), shard).map_err(StartError::Identity)?;
-        if !arena_path(dir, &identity).exists() {
-            needs += bytes;
-        }
-    }
-    Ok(check_room(dir, needs)?)
+    let identity = |shard: u16| {
+        let shard = ShardId(shard);
+        ArenaIdentity::of(data_dir.path(), data_dir.log_id(shard), shard).map(Some).map_err(StartError::Identity)
+    };
+    let identities: Vec<_> = (0..data_dir.shards()).map(identity).collect::<Result<_, _>>()?;
+    Ok(check_room(dir, missing_bytes(dir, &identities, slabs))?)
 }
 
 /// The CPUs that this process may use.
-fn cpus_of_this_process() -> Vec<usize> {
+pub(crate) fn cpus_of_this_process() -> Vec<usize> {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
         Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
@@ -441,7 +437,7 @@ fn cpus_of_this_process() -> Vec<usize> {
 }
 
 /// Slabs of each shard's arena.
-fn slabs_of(memory_bytes: u64, shards: u16) -> Result<usize, StartError> {
+pub(crate) fn slabs_of(memory_bytes: u64, shards: u16) -> Result<usize, StartError> {
     let each = usize::try_from(memory_bytes).unwrap_or(usize::MAX) / usize::from(shards.max(1));
     if each < ARENA_BYTES_MIN {
         let needs = ARENA_BYTES_MIN as u64 * u64::from(shards);

@@ -120,40 +120,9 @@ impl Catalog {
             write_new(path, &[]).map_err(io::Error::from).map_err(wrap("make"))?;
         }
         let bytes = fs::read(path).map_err(wrap("read"))?;
-        let version_byte = bytes.get(VERSION_AT).copied();
-        match bytes.first_chunk::<8>() {
-            Some(&HEADER) => {}
-            Some(header) if header[..VERSION_AT] == HEADER[..VERSION_AT] => {
-                return Err(CatalogError::Version { path: path.to_owned(), version: version_byte.unwrap_or(0) });
-            }
-            _ => return Err(CatalogError::NoCatalog(path.to_owned())),
-        }
-        let mut topics = BTreeMap::new();
-        let mut live = BTreeMap::new();
-        let mut version = 0;
-        let mut at = HEADER.len();
-        while at < bytes.len() {
-            let Some((body, record_bytes)) = record::read(&bytes[at..]) else { break };
-            version = version.max(body.version());
-            match body {
-                Body::Put(topic) => {
-                    live.insert(topic.info.id, bytes[at..at + record_bytes].to_vec());
-                    topics.insert(topic.info.id, topic);
-                }
-                Body::Delete { id, .. } => {
-                    live.remove(&id);
-                    topics.remove(&id);
-                }
-                Body::Version(_) => {}
-            }
-            at += record_bytes;
-        }
+        let Replayed { topics, live, version, end: at } = replay(path, &bytes)?;
         let file = File::options().write(true).open(path).map_err(wrap("open"))?;
         if at < bytes.len() {
-            let whole_behind = (at + RECORD_ALIGN..bytes.len()).step_by(RECORD_ALIGN);
-            if whole_behind.into_iter().any(|at| record::read(&bytes[at..]).is_some()) {
-                return Err(CatalogError::Corrupt { path: path.to_owned(), place: at as u64 });
-            }
             warn!(path = %path.display(), cut_bytes = bytes.len() - at, "cut a torn record off the catalog");
             file.set_len(at as u64).and_then(|()| file.sync_all()).map_err(wrap("cut"))?;
         }
@@ -163,6 +132,18 @@ impl Catalog {
             Self { path, file, bytes: at as u64, live, live_bytes, version, compact_at: 0, failed: false };
         catalog.compact_if_due();
         Ok((catalog, topics.into_values().collect()))
+    }
+
+    /// The topics in the catalog at `path`, and where its torn tail begins if it has one. Changes nothing.
+    ///
+    /// # Errors
+    /// When it is damaged elsewhere, or can't be read.
+    pub fn peek(path: &Path) -> Result<(Vec<CatalogTopic>, Option<u64>), CatalogError> {
+        let wrap = |source| CatalogError::Io { action: "read", path: path.to_owned(), source };
+        let bytes = fs::read(path).map_err(wrap)?;
+        let replayed = replay(path, &bytes)?;
+        let torn = (replayed.end < bytes.len()).then_some(replayed.end as u64);
+        Ok((replayed.topics.into_values().collect(), torn))
     }
 
     /// The highest metadata version of any change so far.
@@ -254,6 +235,51 @@ impl Catalog {
             }
         }
     }
+}
+
+/// What the records of a catalog amount to.
+struct Replayed {
+    topics: BTreeMap<TopicId, CatalogTopic>,
+    /// The newest record of each topic.
+    live: BTreeMap<TopicId, Vec<u8>>,
+    version: u64,
+    /// Behind the last whole record; a torn one may follow.
+    end: usize,
+}
+
+/// Goes through the records of a catalog. A torn one at the end is left out.
+fn replay(path: &Path, bytes: &[u8]) -> Result<Replayed, CatalogError> {
+    let version_byte = bytes.get(VERSION_AT).copied();
+    match bytes.first_chunk::<8>() {
+        Some(&HEADER) => {}
+        Some(header) if header[..VERSION_AT] == HEADER[..VERSION_AT] => {
+            return Err(CatalogError::Version { path: path.to_owned(), version: version_byte.unwrap_or(0) });
+        }
+        _ => return Err(CatalogError::NoCatalog(path.to_owned())),
+    }
+    let mut replayed = Replayed { topics: BTreeMap::new(), live: BTreeMap::new(), version: 0, end: HEADER.len() };
+    while replayed.end < bytes.len() {
+        let at = replayed.end;
+        let Some((body, record_bytes)) = record::read(&bytes[at..]) else { break };
+        replayed.version = replayed.version.max(body.version());
+        match body {
+            Body::Put(topic) => {
+                replayed.live.insert(topic.info.id, bytes[at..at + record_bytes].to_vec());
+                replayed.topics.insert(topic.info.id, topic);
+            }
+            Body::Delete { id, .. } => {
+                replayed.live.remove(&id);
+                replayed.topics.remove(&id);
+            }
+            Body::Version(_) => {}
+        }
+        replayed.end += record_bytes;
+    }
+    let whole_behind = (replayed.end + RECORD_ALIGN..bytes.len()).step_by(RECORD_ALIGN);
+    if whole_behind.into_iter().any(|at| record::read(&bytes[at..]).is_some()) {
+        return Err(CatalogError::Corrupt { path: path.to_owned(), place: replayed.end as u64 });
+    }
+    Ok(replayed)
 }
 
 /// A file that could not be put in place.

@@ -186,6 +186,17 @@ impl DataDir {
         identity::read(&path.join("identity"))
     }
 
+    /// Who uses the directory now, if somebody does. Takes no lock for longer than the look.
+    #[must_use]
+    pub fn holder(path: &Path) -> Option<String> {
+        let file = File::open(path.join("LOCK")).ok()?;
+        let lock = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+        (lock == Err(Errno::WOULDBLOCK)).then(|| match holder_of(&file) {
+            Some(pid) => format!("process {pid}"),
+            None => "another process".to_owned(),
+        })
+    }
+
     /// The identity of a directory that has none yet.
     fn made(path: &Path, options: &DataDirOptions) -> Result<Identity, DataDirError> {
         let segment_bytes = options.segment_bytes_if_new;

@@ -12,6 +12,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::raw;
 
+mod device;
+mod survey;
+
+pub use survey::{Check, Outcome, SurveyConfig, survey};
+
 /// Oldest kernel that has all the io_uring operations that are used.
 const KERNEL_MIN: (u32, u32) = (5, 8);
 /// glommio refuses to start below this limit, whoever the user is.

@@ -161,7 +161,7 @@ impl Rounds {
     }
 
     /// A preallocated file without a name.
-    async fn scratch_file(&self, bytes: u64) -> Result<Rc<DmaFile>> {
+    pub(super) async fn scratch_file(&self, bytes: u64) -> Result<Rc<DmaFile>> {
         let path = device::scratch_path(&self.args.dir);
         let file = OpenOptions::new().read(true).write(true).create_new(true).dma_open(&path).await;
         let removed = std::fs::remove_file(&path);
@@ -172,7 +172,7 @@ impl Rounds {
     }
 
     /// A buffer of incompressible bytes that no other has.
-    fn buffer(&mut self, file: &DmaFile, bytes: usize) -> Rc<DmaBuffer> {
+    pub(super) fn buffer(&mut self, file: &DmaFile, bytes: usize) -> Rc<DmaBuffer> {
         let mut buffer = file.alloc_dma_buffer(bytes);
         self.payload.fill_content(self.key, buffer.as_bytes_mut());
         self.key += 1 << 32;
@@ -181,7 +181,7 @@ impl Rounds {
 }
 
 /// Hands out places to the writers of one run, in order.
-struct Cursor {
+pub(super) struct Cursor {
     next: u64,
     taken: u64,
     extent: u64,
@@ -192,6 +192,11 @@ struct Cursor {
 }
 
 impl Cursor {
+    /// Places in a file of `extent` bytes, from its start, until that time.
+    pub(super) fn until(until: Instant, extent: u64, step: usize, wraps: bool) -> Self {
+        Self { next: 0, taken: 0, extent, step: step as u64, wraps, most: u64::MAX, until }
+    }
+
     fn take(&mut self) -> Option<u64> {
         // The first write is always allowed, so that every run has a figure.
         if self.taken > 0 && (self.taken >= self.most || Instant::now() >= self.until) {
@@ -211,7 +216,7 @@ impl Cursor {
 }
 
 /// Makes each block unlike all that were written before: a disk may fold equal blocks.
-fn stamp_blocks(buffer: &mut Rc<DmaBuffer>, file: &DmaFile, place: u64) {
+pub(super) fn stamp_blocks(buffer: &mut Rc<DmaBuffer>, file: &DmaFile, place: u64) {
     let now = now_ns();
     if Rc::get_mut(buffer).is_none() {
         let mut copy = file.alloc_dma_buffer(buffer.len());
@@ -226,7 +231,7 @@ fn stamp_blocks(buffer: &mut Rc<DmaBuffer>, file: &DmaFile, place: u64) {
 }
 
 /// Writes with one task for each buffer, then syncs: bytes and seconds, the sync included.
-async fn write_run(
+pub(super) async fn write_run(
     file: &Rc<DmaFile>,
     cursor: Cursor,
     buffers: &mut Vec<Rc<DmaBuffer>>,
@@ -259,22 +264,27 @@ async fn write_run(
     Ok((bytes, started.elapsed().as_secs_f64()))
 }
 
-async fn write(file: &DmaFile, buffer: &Rc<DmaBuffer>, place: u64) -> Result<()> {
+pub(super) async fn write(file: &DmaFile, buffer: &Rc<DmaBuffer>, place: u64) -> Result<()> {
     let written = file.write_rc_at(Rc::clone(buffer), place).await.map_err(|error| anyhow!("{error}"))?;
     ensure!(written == buffer.len(), "{written} of {} bytes were written at {place}", buffer.len());
     Ok(())
 }
 
-async fn sync(file: &DmaFile) -> Result<()> {
+pub(super) async fn sync(file: &DmaFile) -> Result<()> {
     file.fdatasync().await.map_err(|error| anyhow!("{error}"))
 }
 
-async fn close(file: Rc<DmaFile>) -> Result<()> {
+pub(super) async fn close(file: Rc<DmaFile>) -> Result<()> {
     file.close_rc().await.map(|_| ()).map_err(|error| anyhow!("{error}"))
 }
 
 /// Reads with `depth` tasks: bytes and seconds.
-async fn read_run(file: &Rc<DmaFile>, cursor: Cursor, read_bytes: usize, depth: usize) -> Result<(u64, f64)> {
+pub(super) async fn read_run(
+    file: &Rc<DmaFile>,
+    cursor: Cursor,
+    read_bytes: usize,
+    depth: usize,
+) -> Result<(u64, f64)> {
     let started = Instant::now();
     let cursor = Rc::new(RefCell::new(cursor));
     let mut readers = Vec::new();
@@ -297,7 +307,7 @@ async fn read_run(file: &Rc<DmaFile>, cursor: Cursor, read_bytes: usize, depth: 
 }
 
 /// Small writes one behind the other, each synced before the next: bytes written.
-async fn sync_run(
+pub(super) async fn sync_run(
     file: &Rc<DmaFile>,
     from: u64,
     wrap: u64,

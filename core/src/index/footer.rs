@@ -187,6 +187,14 @@ fn decode_entry(bytes: &[u8]) -> IndexEntry {
     }
 }
 
+/// Whether `bytes` begin with the header of a footer page of this segment: what tells a footer whose trailer is lost.
+#[must_use]
+pub fn is_footer_page(bytes: &[u8], log_id: LogId, segment: SegmentSequence) -> bool {
+    let Ok(mut fields) = HeaderReader::open(bytes, PAGE_MAGIC, VERSION) else { return false };
+    let _counts: [u8; 11] = fields.take();
+    (fields.u64(), fields.u64()) == (log_id.0, segment.0)
+}
+
 /// The trailer of a sealed segment, checked against the file it stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {

@@ -8,23 +8,23 @@ use crate::limits::DISK_BLOCK_BYTES;
 const READ_TRIES: usize = 3;
 
 /// Reads one segment through a window.
-pub(super) struct SegmentReader<'a, S> {
+pub(crate) struct SegmentReader<'a, S> {
     source: &'a mut S,
-    pub(super) segment: SegmentSequence,
-    pub(super) file_bytes: u64,
+    pub(crate) segment: SegmentSequence,
+    pub(crate) file_bytes: u64,
     window: Vec<u8>,
     window_at: u64,
 }
 
 impl<'a, S: SegmentSource> SegmentReader<'a, S> {
-    pub(super) fn open(source: &'a mut S, segment: SegmentSequence) -> Result<Self, RecoverError> {
+    pub(crate) fn open(source: &'a mut S, segment: SegmentSequence) -> Result<Self, RecoverError> {
         let file_bytes = source.file_bytes(segment).map_err(|error| RecoverError::Read { segment, error })?;
         Ok(Self { source, segment, file_bytes, window: Vec::new(), window_at: 0 })
     }
 
     /// The bytes at `place`, a multiple of 4096; `None` when they reach past the file or the device can't read them.
     /// `ahead` is how much to read at once if a read is needed. The caller bounds `bytes`.
-    pub(super) fn bytes(&mut self, place: u64, bytes: usize, ahead: usize) -> Result<Option<&[u8]>, RecoverError> {
+    pub(crate) fn bytes(&mut self, place: u64, bytes: usize, ahead: usize) -> Result<Option<&[u8]>, RecoverError> {
         let Some(left) = self.file_bytes.checked_sub(place) else { return Ok(None) };
         if left < bytes as u64 {
             return Ok(None);

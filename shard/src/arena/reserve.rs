@@ -128,6 +128,15 @@ pub fn check_room(dir: &Path, needs: u64) -> Result<(), ArenaError> {
     if free < needs { Err(ArenaError::NoRoom { dir: dir.to_owned(), needs, free }) } else { Ok(()) }
 }
 
+/// What a start asks of `dir` before it makes arenas there: that it is in memory and has room for `needs` bytes.
+///
+/// # Errors
+/// Each says what to do.
+pub fn check_dir(dir: &Path, needs: u64) -> Result<(), ArenaError> {
+    check_in_memory(dir)?;
+    check_room(dir, needs)
+}
+
 /// Checks that `dir` is in a memory filesystem: on a disk, the kernel would write the whole arena back over and over.
 pub(super) fn check_in_memory(dir: &Path) -> Result<(), ArenaError> {
     let stat = rustix::fs::statfs(dir).map_err(ArenaError::io("find a directory for", dir))?;

@@ -207,3 +207,22 @@ fn a_topic_written_before_there_was_retention_has_the_default_settings() {
     record.resize(record.len().next_multiple_of(8), 0);
     assert_eq!(record::read(&record).unwrap().0, Body::Put(old));
 }
+
+#[test]
+fn a_look_gives_the_topics_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("catalog.log");
+    let (mut catalog, _) = open(&path);
+    catalog.put(topic(1, 1, 3)).unwrap();
+    catalog.put(topic(2, 2, 3)).unwrap();
+    drop(catalog);
+    assert_eq!(Catalog::peek(&path).unwrap(), (vec![topic(1, 1, 3), topic(2, 2, 3)], None));
+    // A torn change at the end is told, and left there.
+    let whole = fs::read(&path).unwrap();
+    let torn = [whole.as_slice(), &[9; 13]].concat();
+    fs::write(&path, &torn).unwrap();
+    let (topics, tail) = Catalog::peek(&path).unwrap();
+    assert_eq!((topics.len(), tail), (2, Some(whole.len() as u64)));
+    assert_eq!(fs::read(&path).unwrap(), torn);
+    assert!(matches!(Catalog::peek(&dir.path().join("none")), Err(CatalogError::Io { .. })));
+}
