@@ -1,8 +1,12 @@
 //! How batches and records are shown, wherever they were found.
 
+use std::borrow::Cow;
+
 use anyhow::Result;
 use ringmain_core::batch::BatchHeader;
-use ringmain_wire::batch::BatchView;
+use ringmain_core::compressor::Decompressor;
+use ringmain_wire::batch::{BatchView, InvalidBatch};
+use ringmain_wire::batch_codec::decompress;
 use ringmain_wire::record::RecordView;
 use serde_json::{Value, json};
 
@@ -53,14 +57,32 @@ pub fn put(
     if !records {
         return Ok(());
     }
-    match BatchView::parse(bytes, header) {
-        Ok(view) => view.records().try_for_each(|record| put_record(out, names, header, &record)),
-        Err(error) => {
-            let text = format!("records of this batch are not readable here: {error}");
-            let object = json!({ "type": "note", "file": place.file, "place": place.place, "what": text });
-            out.put(&object, || row(place.place + place.at as u64, 0, "      note", &text))
-        }
+    let (header, bytes) = match plain(header, bytes) {
+        Ok(plain) => plain,
+        Err(error) => return unreadable(out, place, &error),
+    };
+    match BatchView::parse(&bytes, &header) {
+        Ok(view) => view.records().try_for_each(|record| put_record(out, names, &header, &record)),
+        Err(error) => unreadable(out, place, &error),
     }
+}
+
+/// The batch without its producer's compression.
+pub fn plain<'a>(
+    header: &BatchHeader,
+    bytes: &'a [u8],
+) -> std::result::Result<(BatchHeader, Cow<'a, [u8]>), InvalidBatch> {
+    if header.codec == 0 {
+        return Ok((*header, Cow::Borrowed(bytes)));
+    }
+    let (header, bytes) = decompress(&mut Decompressor::default(), header, bytes)?;
+    Ok((header, Cow::Owned(bytes.to_vec())))
+}
+
+fn unreadable(out: &mut Out, place: BatchPlace<'_>, error: &InvalidBatch) -> Result<()> {
+    let text = format!("records of this batch are not readable here: {error}");
+    let object = json!({ "type": "note", "file": place.file, "place": place.place, "what": text });
+    out.put(&object, || row(place.place + place.at as u64, 0, "      note", &text))
 }
 
 fn put_record(out: &mut Out, names: &Names, header: &BatchHeader, record: &RecordView<'_>) -> Result<()> {

@@ -21,6 +21,7 @@ use crate::cli::Format;
 use crate::consume::Printer;
 use crate::output::stdout;
 
+use super::batches::plain;
 use super::place::Place;
 use super::walk::{At, LogState, Visitor};
 use super::{Filter, arena};
@@ -213,7 +214,14 @@ impl<W: std::io::Write> Writer<W> {
     }
 
     fn batch(&mut self, file: &str, place: u64, header: &BatchHeader, bytes: &[u8]) -> Result<()> {
-        match BatchView::parse(bytes, header) {
+        let (header, bytes) = match plain(header, bytes) {
+            Ok(plain) => plain,
+            Err(error) => {
+                skipped(file, place, &format!("batch at offset {}: {error}", header.base_offset));
+                return Ok(());
+            }
+        };
+        match BatchView::parse(&bytes, &header) {
             Ok(view) => {
                 for record in view.records().filter(|record| record.offset >= self.next) {
                     self.printer.record(header.key.partition, &record)?;

@@ -3,9 +3,12 @@
 use std::borrow::Cow;
 
 use crate::batch::{BatchError, BatchHeader, check_crc, check_stamp};
+use crate::codec::Codec;
+use crate::compressor::Decompressor;
 use crate::crc::crc32c;
 use crate::extent::RunEntry;
 use crate::ids::{Offset, PartitionKey};
+use crate::pack::{PackError, unpack_run};
 
 /// What is wrong with a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +22,9 @@ pub enum RunDamage {
     /// Compressed in a way that this program does not know.
     #[error("codec {0} is not readable here")]
     Codec(u8),
+    /// Its packs are not whole, or do not decompress.
+    #[error("packs of the run: {0}")]
+    Pack(PackError),
     /// A batch is not whole.
     #[error("batch at {at} of the run: {error}")]
     Batch {
@@ -82,6 +88,10 @@ pub fn check_stored(run: &RunEntry, stored: &[u8]) -> Result<(), RunDamage> {
 pub fn raw<'a>(run: &RunEntry, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, RunDamage> {
     match run.codec {
         0 => Ok(Cow::Borrowed(stored)),
+        codec if Codec::from_byte(codec).is_some() => {
+            let raw = unpack_run(&mut Decompressor::default(), stored, run.raw_bytes as usize);
+            raw.map(Cow::Owned).map_err(RunDamage::Pack)
+        }
         codec => Err(RunDamage::Codec(codec)),
     }
 }

@@ -162,7 +162,13 @@ impl Fetcher {
         for (position, outcome) in self.positions.iter_mut().zip(&outcomes) {
             let share = payload.split_to(outcome.payload_bytes as usize);
             match ErrorCode::action(outcome.code) {
-                ClientAction::Proceed => fetched.take_partition(position, outcome, share, &self.shared),
+                ClientAction::Proceed => fetched.take_partition(
+                    position,
+                    outcome,
+                    share,
+                    self.shared.config.visibility,
+                    self.shared.tags.as_ref(),
+                ),
                 ClientAction::ResetOffset => fetched.reset(position, outcome),
                 ClientAction::Fix => {
                     fetched.events.push(Err(server_error(outcome)));
@@ -196,7 +202,8 @@ impl Fetched {
         position: &mut Position,
         outcome: &FetchedPartitionOutcome,
         share: Bytes,
-        shared: &FetcherShared,
+        visibility: Visibility,
+        tags: Option<&Arc<TagFilter>>,
     ) {
         let partition = position.key.partition;
         let began = position.offset;
@@ -226,7 +233,7 @@ impl Fetched {
                         header,
                         bytes,
                         from,
-                        tags: shared.tags.clone(),
+                        tags: tags.cloned(),
                     })));
                 }
                 Err(error) => {
@@ -242,7 +249,7 @@ impl Fetched {
         if position.offset == began && came {
             self.failure = Some(ClientError::server(ErrorCode::INTERNAL, "a fetch made no way".into(), 0));
         }
-        let end = match shared.config.visibility {
+        let end = match visibility {
             Visibility::LogEnd => outcome.log_end,
             Visibility::SyncedEnd => outcome.synced_end,
         };

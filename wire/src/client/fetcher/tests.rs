@@ -26,7 +26,7 @@ fn outcome(next: u64, end: u64) -> FetchedPartitionOutcome {
 
 fn take(position: &mut Position, outcome: &FetchedPartitionOutcome, share: Vec<u8>) -> Fetched {
     let mut fetched = Fetched::default();
-    fetched.take_partition(position, outcome, share.into(), Visibility::LogEnd);
+    fetched.take_partition(position, outcome, share.into(), Visibility::LogEnd, None);
     fetched
 }
 
