@@ -289,11 +289,16 @@ fn topics_are_made_listed_described_and_deleted_and_wrong_use_is_told() {
 #[test]
 fn produce_and_consume_ride_over_restarts_of_the_broker() {
     let home = Home::default();
-    let mut broker = home.start();
-    broker.ok(&["topic", "create", "t"]);
-    // Ports must stay for clients that are to find the broker again.
-    let address = broker.broker.clone();
+    // The port must stay for clients that are to find the broker again, and must not be one that a socket of another test
+    // may get meanwhile: below the ephemeral ones.
+    let mut random = Random(u64::from(std::process::id()));
+    let address = wait_for("a free port", || {
+        let address = format!("127.0.0.1:{}", random.within(10_000..30_000));
+        std::net::TcpListener::bind(&address).ok().map(|_| address)
+    });
     let restart = || home.start_with(&["--listen", &address]);
+    let mut broker = restart();
+    broker.ok(&["topic", "create", "t"]);
     let mut producing = broker.command(&["produce", "t", "--json", "--retry-seconds", "50"]);
     let mut producing = producing.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut consuming = broker.command(&["consume", "t", "--follow", "--json", "--retry-seconds", "50"]);

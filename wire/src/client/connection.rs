@@ -132,6 +132,11 @@ impl Connection {
         let failed = |reason: String| ClientError::Connect { address: address.to_owned(), reason };
         let attempt = async {
             let mut stream = TcpStream::connect(address).await.map_err(|error| failed(error.to_string()))?;
+            // On one machine, a port of the ephemeral range that nobody listens on may be given to the very socket that tries
+            // to reach it; it would then keep the broker from its port.
+            if stream.local_addr().ok() == stream.peer_addr().ok() {
+                return Err(failed("nobody listens there".to_owned()));
+            }
             stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
             let mut buffer = BytesMut::new();
             let server = exchange_hellos(&mut stream, &mut buffer, address, &config.client_name).await?;
