@@ -386,11 +386,12 @@ struct Listeners {
 }
 
 fn bind(config: &BrokerConfig, shards: u16) -> Result<Listeners, BindError> {
-    let common = BoundListener::shared(config.listen, usize::from(shards))?;
+    let common = BoundListener::shared_soon(config.listen, usize::from(shards))?;
     let direct = (0..shards)
         .map(|shard| {
             let port = if config.direct_port_base == 0 { 0 } else { config.direct_port_base.saturating_add(shard) };
-            BoundListener::alone(SocketAddr::new(config.listen.ip(), port))
+            let mut one = BoundListener::shared_soon(SocketAddr::new(config.listen.ip(), port), 1)?;
+            Ok(one.pop().expect("one was asked for"))
         })
         .collect::<Result<_, _>>()?;
     Ok(Listeners { common, direct })

@@ -7,7 +7,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use futures_lite::{AsyncRead, AsyncWrite};
 use glommio::net::{TcpListener, TcpStream};
@@ -22,6 +23,9 @@ use crate::runtime::io_error;
 
 /// Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
+/// How long a start waits for a port that somebody has, and between two tries.
+const PORT_WAIT: Duration = Duration::from_secs(3);
+const PORT_RETRY: Duration = Duration::from_millis(20);
 /// Most slices that one sendmsg takes (IOV_MAX).
 const SLICES_MAX: usize = 1024;
 /// Between two tries when the process is out of descriptors or memory for a connection.
@@ -92,6 +96,21 @@ impl BoundListener {
             listener.socket.listen(BACKLOG).map_err(wrap)?;
         }
         Ok(all)
+    }
+
+    /// The same, waiting for a moment while somebody has the port: the ring of a process that was just killed keeps its
+    /// listening sockets for some milliseconds after the process has gone.
+    ///
+    /// # Errors
+    /// As [`BoundListener::shared`], when the moment is over.
+    pub fn shared_soon(address: SocketAddr, count: usize) -> Result<Vec<Self>, BindError> {
+        let begun = Instant::now();
+        loop {
+            match Self::shared(address, count) {
+                Err(BindError::InUse { .. }) if begun.elapsed() < PORT_WAIT => thread::sleep(PORT_RETRY),
+                bound => return bound,
+            }
+        }
     }
 
     fn bind(address: SocketAddr, reuse_port: bool) -> io::Result<Self> {
