@@ -4,7 +4,7 @@
 //! Lives on the shard that writes the log.
 //!
 //! What must hold: an extent is flushed when it *and all before it* have completed; a sync covers only what was flushed
-//! when it was issued; a segment takes its first extent only when everything before is synced; nothing but its
+//! when it was issued; a write that syncs itself covers only its own extent; a segment takes its first extent only when everything before is synced; nothing but its
 //! checkpoint is placed before a new life is synced. Breaking one of these is a bug and panics.
 
 #[cfg(test)]
@@ -111,6 +111,8 @@ struct InFlight {
     sequence: ExtentSequence,
     end: Position,
     completed: bool,
+    /// Its write syncs it, and all before it is synced.
+    syncs: bool,
 }
 
 /// How far a new life has come.
@@ -227,7 +229,7 @@ impl LogTail {
         let end = position_of(open.segment, place, self.segment_bytes);
         let checkpoint_place = if kind == ExtentKind::Checkpoint { open.place as u32 } else { open.checkpoint_place };
         self.open = Some(OpenSegment { place, runs, checkpoint_place, ..open });
-        self.in_flight.push_back(InFlight { sequence: header.sequence, end, completed: false });
+        self.in_flight.push_back(InFlight { sequence: header.sequence, end, completed: false, syncs: false });
         self.next_sequence = ExtentSequence(header.sequence.0 + 1);
         self.previous_header_crc = header.header_crc();
         self.last_incarnation = self.incarnation;
@@ -255,7 +257,24 @@ impl LogTail {
         place + u64::from(extent_bytes) + footer_bytes(runs) as u64 <= self.segment_bytes
     }
 
-    /// The write of an extent has completed in full. Returns the flushed end if that moves it.
+    /// Asks that the write of the extent that was just placed syncs it as well (O_DSYNC). `true` only when all before it is
+    /// synced: on a device that can write through its cache such a write makes nothing durable but its own bytes. Its
+    /// completion then moves the synced end, too.
+    ///
+    /// # Panics
+    /// When that is not the extent placed last.
+    #[must_use = "without O_DSYNC the write syncs nothing"]
+    pub fn write_syncs(&mut self, sequence: ExtentSequence) -> bool {
+        // Whatever is flushed lies before it, since it has not completed itself.
+        let before_is_synced = self.in_flight.len() == 1 && self.synced == self.flushed && self.syncing.is_none();
+        let last = self.in_flight.back_mut().filter(|extent| extent.sequence == sequence && !extent.completed);
+        let last = last.unwrap_or_else(|| panic!("extent {sequence} was not just placed"));
+        last.syncs = before_is_synced;
+        last.syncs
+    }
+
+    /// The write of an extent has completed in full. Returns the flushed end if that moves it; the synced end moves along
+    /// when the write was one that syncs.
     ///
     /// # Panics
     /// When no such extent is being written.
@@ -272,6 +291,9 @@ impl LogTail {
             && extent.completed
         {
             self.flushed = extent.end;
+            if extent.syncs {
+                self.synced = extent.end;
+            }
             self.in_flight.pop_front();
         }
         (self.flushed > before).then_some(self.flushed)

@@ -207,6 +207,21 @@ impl LogFile {
         Ok(file)
     }
 
+    /// Opens the file once more, for writes that sync what they write (O_DSYNC) before they complete. Both descriptors then
+    /// hold the lock together: it is free when the last write through either has ended.
+    ///
+    /// # Errors
+    /// When the file was renamed or removed meanwhile, or another process has got the lock.
+    pub async fn open_syncing(&self) -> Result<Self, FileError> {
+        let path = &self.inner.path;
+        let mut options = OpenOptions::new();
+        let file = Self::open_with(options.read(true).write(true).custom_flags(libc::O_DSYNC), path, "open").await?;
+        // Who waits for the lock wants it for itself alone, so nobody gets in between.
+        self.lock(FlockOperation::NonBlockingLockShared).await?;
+        file.lock(FlockOperation::NonBlockingLockShared).await?;
+        Ok(file)
+    }
+
     /// Opens a sealed file to read only, without a lock.
     ///
     /// # Errors

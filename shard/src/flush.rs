@@ -25,7 +25,7 @@ use ringmain_core::packing::{PackedRun, Packing};
 
 use self::pack::{Begun, Look, PackedExtent};
 use crate::extent_image::ExtentImage;
-use crate::log_writer::{PlacedExtent, Written};
+use crate::log_writer::{Completed, PlacedExtent};
 use crate::produce;
 use crate::runtime::{spawn_local, yield_if_needed};
 use crate::shard::Shard;
@@ -199,9 +199,9 @@ fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>, packed: Option<&Pa
 /// some runs.
 async fn write_plan(shard: &Rc<Shard>, planned: Planned, packing: Option<&Packing>) -> Result<(), String> {
     let Planned { plan, taken, ack_driven } = planned;
-    match place_plan(shard, &plan, packing).await {
+    let synced = taken.wants_sync();
+    match place_plan(shard, &plan, packing, synced).await {
         Ok((placed, entries)) => {
-            let synced = taken.wants_sync();
             shard.acks.borrow_mut().placed(placed.end, plan.marks(), taken);
             shard.log.fill_ahead(shard, &placed, synced);
             shard.packer.device_begins(shard.clock.exact());
@@ -224,6 +224,7 @@ async fn place_plan(
     shard: &Rc<Shard>,
     plan: &FlushPlan,
     packing: Option<&Packing>,
+    sync_is_waited_for: bool,
 ) -> Result<(PlacedExtent, Vec<RunEntry>), String> {
     let raw_sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
     let mut sizes = raw_sizes.clone();
@@ -289,8 +290,11 @@ async fn place_plan(
         image.zero(end, next);
     }
     note_placed(shard, plan, &entries, image.bytes());
+    if sync_is_waited_for {
+        shard.log.prepare_syncing_write(layout.extent_bytes).await;
+    }
     shard.log.wait_for_fill(shard, layout.extent_bytes).await?;
-    let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len())?;
+    let placed = shard.log.place(ExtentKind::Data, &directory, image, entries.len(), sync_is_waited_for)?;
     Ok((placed, entries))
 }
 
@@ -334,13 +338,14 @@ fn extent_written(shard: &Rc<Shard>, sequence: ringmain_core::ids::ExtentSequenc
     if let Err(error) = result {
         return shard.fail_log(&error);
     }
-    if let Some((flushed, done)) = shard.log.completed(sequence) {
-        flushed_up_to(shard, flushed, done);
+    if let Some(completed) = shard.log.completed(sequence) {
+        flushed_up_to(shard, completed);
     }
     shard.flush_wanted.raise();
 }
 
-fn flushed_up_to(shard: &Rc<Shard>, flushed: Position, done: Vec<Written>) {
+fn flushed_up_to(shard: &Rc<Shard>, completed: Completed) {
+    let Completed { flushed, synced, done } = completed;
     {
         let mut store = shard.store.borrow_mut();
         for written in &done {
@@ -357,6 +362,9 @@ fn flushed_up_to(shard: &Rc<Shard>, flushed: Position, done: Vec<Written>) {
     produce::waits_over(shard, &released.acked, true);
     shard.memory_freed.raise();
     shard.flush_touched();
+    if let Some(synced) = synced {
+        synced_up_to(shard, synced);
+    }
     sync_if_wanted(shard);
 }
 

@@ -34,6 +34,9 @@ use crate::runtime::spawn_local;
 use crate::shard::Shard;
 use crate::signal::Broadcast;
 
+/// Larger extents are not written and synced at once: one fdatasync behind several of them costs less.
+const SYNCING_WRITE_BYTES_MAX: u32 = 128 * 1024;
+
 /// An extent that is being written, with what its completion means.
 pub(crate) struct Written {
     end: Position,
@@ -70,6 +73,14 @@ impl PlacedExtent {
     }
 }
 
+/// What the end of a write moves.
+pub(crate) struct Completed {
+    pub(crate) flushed: Position,
+    /// The synced end, if the write moved it.
+    pub(crate) synced: Option<Position>,
+    pub(crate) done: Vec<Written>,
+}
+
 /// Where the log writes, for recovery to hand over.
 pub(crate) struct LogWriterStart {
     pub(crate) dir: PathBuf,
@@ -90,6 +101,8 @@ pub(crate) struct LogWriter {
     tail: RefCell<LogTail>,
     pub(crate) index: RefCell<LogIndex>,
     file: RefCell<Option<LogFile>>,
+    /// The same file, for writes that sync what they write; opened when the first one comes.
+    syncing_file: RefCell<Option<LogFile>>,
     /// The disk had no room for all of the open segment when this life began: no data goes into it before it has.
     unreserved: Cell<bool>,
     /// Extents being written, in log order.
@@ -125,6 +138,7 @@ impl LogWriter {
             tail: RefCell::new(start.tail),
             index: RefCell::new(start.index),
             file: RefCell::new(start.file),
+            syncing_file: RefCell::default(),
             writing: RefCell::default(),
             bytes_in_flight: Cell::new(0),
             ack_driven: Cell::new(0),
@@ -192,23 +206,40 @@ impl LogWriter {
         self.tail.borrow().has_room(extent_bytes, run_count as u32)
     }
 
-    /// Gives an extent its place; `image` is whole but for its header.
+    /// Gets ready to write an extent of `extent_bytes` that somebody waits to be synced so that the write itself syncs it.
+    /// Large ones are better written with all others and synced behind. Without a descriptor left for it the extent is
+    /// synced by an fdatasync, as others are.
+    pub(crate) async fn prepare_syncing_write(&self, extent_bytes: u32) {
+        if extent_bytes > SYNCING_WRITE_BYTES_MAX || self.syncing_file.borrow().is_some() {
+            return;
+        }
+        let Some(file) = self.file.borrow().clone() else { return };
+        match file.open_syncing().await {
+            Ok(syncing) => drop(self.syncing_file.replace(Some(syncing))),
+            Err(error) => tracing::debug!("writes and syncs in two steps: {error}"),
+        }
+    }
+
+    /// Gives an extent its place; `image` is whole but for its header. When its sync is waited for, its write may do it.
     pub(crate) fn place(
         &self,
         kind: ExtentKind,
         directory: &[u8],
         mut image: ExtentImage,
         run_count: usize,
+        sync_is_waited_for: bool,
     ) -> Result<PlacedExtent, String> {
         let bytes = image.bytes() as u64;
+        let mut tail = self.tail.borrow_mut();
         // Sizes are bounded by the extent's limits, far below 4 GiB.
-        let placed = self
-            .tail
-            .borrow_mut()
+        let placed = tail
             .place(kind, directory.len() as u32, crc32c(directory), bytes as u32, run_count as u32)
             .map_err(|error| error.to_string())?;
         image.put(0, &placed.header);
-        let file = self.file.borrow().clone().ok_or("no segment is open")?;
+        let small = bytes <= u64::from(SYNCING_WRITE_BYTES_MAX);
+        let syncing = self.syncing_file.borrow().clone().filter(|_| sync_is_waited_for && small);
+        let syncing = syncing.filter(|_| tail.write_syncs(placed.sequence));
+        let file = syncing.or_else(|| self.file.borrow().clone()).ok_or("no segment is open")?;
         self.bytes_in_flight.set(self.bytes_in_flight.get() + bytes);
         Ok(PlacedExtent {
             end: placed.end,
@@ -235,9 +266,13 @@ impl LogWriter {
         });
     }
 
-    /// A write has ended well. Gives the new flushed end with all extents that are flushed by it.
-    pub(crate) fn completed(&self, sequence: ExtentSequence) -> Option<(Position, Vec<Written>)> {
-        let flushed = self.tail.borrow_mut().extent_completed(sequence)?;
+    /// A write has ended well. Gives the new ends with all extents that are flushed by it.
+    pub(crate) fn completed(&self, sequence: ExtentSequence) -> Option<Completed> {
+        let mut tail = self.tail.borrow_mut();
+        let before = tail.synced();
+        let flushed = tail.extent_completed(sequence)?;
+        let synced = Some(tail.synced()).filter(|&synced| synced > before);
+        drop(tail);
         let mut writing = self.writing.borrow_mut();
         let mut done = Vec::new();
         while writing.front().is_some_and(|written| written.end <= flushed) {
@@ -247,7 +282,7 @@ impl LogWriter {
             done.push(written);
         }
         self.progress.raise();
-        Some((flushed, done))
+        Some(Completed { flushed, synced, done })
     }
 
     /// The runs of a flushed extent can be found from now on. Gives them, with their segment.
@@ -399,8 +434,8 @@ impl LogWriter {
         }
         self.write_checkpoint(&checkpoint).await?;
         self.seal_open().await.map_err(|error| error.to_string())?;
-        let file = self.file.borrow_mut().take();
-        if let Some(file) = file {
+        let files = [self.file.borrow_mut().take(), self.syncing_file.borrow_mut().take()];
+        for file in files.into_iter().flatten() {
             file.close().await.map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -438,7 +473,7 @@ impl LogWriter {
         let mut image = ExtentImage::new(layout.extent_bytes as usize);
         image.put(EXTENT_HEADER_BYTES, &directory);
         image.zero(EXTENT_HEADER_BYTES + directory.len(), layout.extent_bytes as usize);
-        let placed = self.place(ExtentKind::Checkpoint, &directory, image, 0)?;
+        let placed = self.place(ExtentKind::Checkpoint, &directory, image, 0, false)?;
         placed.write_to(&self.metrics).await?;
         self.bytes_in_flight.set(self.bytes_in_flight.get() - placed.bytes);
         self.tail.borrow_mut().extent_completed(placed.sequence);
@@ -488,8 +523,8 @@ impl LogWriter {
         self.prefill.replace(Prefill::new(written_bytes));
         let segment = self.tail.borrow_mut().roll();
         self.index.borrow_mut().put(segment, SegmentIndex::Full(ActiveIndex::default()));
-        let before = self.file.borrow_mut().replace(file);
-        if let Some(before) = before {
+        let before = [self.file.borrow_mut().replace(file), self.syncing_file.borrow_mut().take()];
+        for before in before.into_iter().flatten() {
             before.close().await?;
         }
         self.metrics.segments_begun_total.add(1);

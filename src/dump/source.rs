@@ -82,11 +82,13 @@ impl FileSource {
     }
 }
 
-/// Waits until nobody writes to the file; the lock taken keeps writers out as long as the file is open here.
+/// Waits until nobody writes to the file.
 fn wait_for_lock(file: &File, path: &Path) -> Result<()> {
     let began = Instant::now();
     loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        // A writer may share it among descriptors of its own. The lock of the directory keeps new ones out.
+        let alone = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+        match alone.and_then(|()| rustix::fs::flock(file, FlockOperation::Unlock)) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_RETRY),

@@ -163,7 +163,8 @@ fn an_extent_that_fits_no_segment_is_a_bug() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Place(u32),
+    /// So many blocks, and whether the write should sync them.
+    Place(u32, bool),
     Complete(prop::sample::Index),
     BeginSync,
     EndSync,
@@ -171,7 +172,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (1..4u32).prop_map(Step::Place),
+        3 => (1..4u32, any::<bool>()).prop_map(|(blocks, wants_sync)| Step::Place(blocks, wants_sync)),
         4 => any::<prop::sample::Index>().prop_map(Step::Complete),
         1 => Just(Step::BeginSync),
         1 => Just(Step::EndSync),
@@ -187,14 +188,18 @@ proptest! {
         let mut extents: Vec<(Placed, bool)> = Vec::new();
         let mut syncing = None;
         let mut synced = base;
+        let mut syncing_writes = Vec::new();
         let prefix = |extents: &[(Placed, bool)]| {
             extents.iter().take_while(|(_, completed)| *completed).last().map_or(base, |(placed, _)| placed.end)
         };
         for step in steps {
             match step {
-                Step::Place(blocks) => {
+                Step::Place(blocks, wants_sync) => {
                     if let Ok(placed) = tail.place(ExtentKind::Data, 100, 1, blocks * 4096, 1) {
                         prop_assert_eq!(decoded(&placed).unwrap().synced_position, synced);
+                        if wants_sync && tail.write_syncs(placed.sequence) {
+                            syncing_writes.push(placed.sequence);
+                        }
                         extents.push((placed, false));
                     }
                 }
@@ -205,7 +210,14 @@ proptest! {
                         let before = prefix(&extents);
                         extents[at].1 = true;
                         let after = prefix(&extents);
-                        prop_assert_eq!(tail.extent_completed(extents[at].0.sequence), (after > before).then_some(after));
+                        let sequence = extents[at].0.sequence;
+                        prop_assert_eq!(tail.extent_completed(sequence), (after > before).then_some(after));
+                        if syncing_writes.contains(&sequence) {
+                            // Nothing before it is left to sync.
+                            let start = if at == 0 { base } else { extents[at - 1].0.end };
+                            prop_assert_eq!(synced, start);
+                            synced = extents[at].0.end;
+                        }
                     }
                 }
                 Step::BeginSync => {
@@ -226,4 +238,49 @@ proptest! {
             prop_assert!(tail.synced() <= tail.flushed() && tail.flushed() <= tail.placed());
         }
     }
+}
+
+#[test]
+fn a_write_that_syncs_itself_moves_both_ends_when_all_before_is_synced() {
+    let mut tail = born();
+    let extent = tail.place(ExtentKind::Data, 100, 1, 4096, 1).unwrap();
+    assert!(tail.write_syncs(extent.sequence));
+    // What is placed behind it is not covered by it, even when it completes first.
+    let behind = tail.place(ExtentKind::Data, 100, 2, 4096, 1).unwrap();
+    assert_eq!(tail.extent_completed(behind.sequence), None);
+    assert_eq!(tail.begin_sync(), None);
+    assert_eq!(tail.extent_completed(extent.sequence), Some(behind.end));
+    assert_eq!((tail.flushed(), tail.synced()), (behind.end, extent.end));
+    sync(&mut tail);
+    assert_eq!(tail.synced(), behind.end);
+}
+
+#[test]
+fn a_write_syncs_nothing_that_stands_before_it() {
+    let mut tail = born();
+    let first = tail.place(ExtentKind::Data, 100, 1, 4096, 1).unwrap();
+    let second = tail.place(ExtentKind::Data, 100, 2, 4096, 1).unwrap();
+    assert!(!tail.write_syncs(second.sequence), "the one before is in flight");
+    tail.extent_completed(first.sequence);
+    tail.extent_completed(second.sequence);
+    let third = tail.place(ExtentKind::Data, 100, 3, 4096, 1).unwrap();
+    assert!(!tail.write_syncs(third.sequence), "those before are not synced");
+    let synced = tail.synced();
+    tail.extent_completed(third.sequence);
+    assert_eq!(tail.synced(), synced);
+    let covers = tail.begin_sync().unwrap();
+    let fourth = tail.place(ExtentKind::Data, 100, 4, 4096, 1).unwrap();
+    assert!(!tail.write_syncs(fourth.sequence), "a sync is under way");
+    tail.sync_completed(covers);
+}
+
+#[test]
+fn a_write_that_fails_under_way_syncs_nothing() {
+    let mut tail = born();
+    let extent = tail.place(ExtentKind::Data, 100, 1, 4096, 1).unwrap();
+    assert!(tail.write_syncs(extent.sequence));
+    let synced = tail.synced();
+    tail.fail();
+    assert_eq!(tail.extent_completed(extent.sequence), None);
+    assert_eq!(tail.synced(), synced);
 }

@@ -161,3 +161,21 @@ fn buffers_beyond_the_registered_memory_work_as_well() {
         }
     });
 }
+
+#[test]
+fn a_file_opened_again_to_sync_its_writes_stays_locked_until_both_are_closed() {
+    on_shard(|dir| async move {
+        let path = dir.join("a.log");
+        let file = LogFile::create(&path, 65536).await.unwrap();
+        let syncing = file.open_syncing().await.unwrap();
+        syncing.write_at(filled(4096, 7), 4096).await.unwrap();
+        file.write_at(filled(4096, 8), 8192).await.unwrap();
+        assert!(*file.read_at(4096, 4096).await.unwrap().as_slice() == *filled(4096, 7).as_slice());
+        let reader = std::fs::File::open(&path).unwrap();
+        assert!(reader.try_lock().is_err());
+        file.close().await.unwrap();
+        assert!(reader.try_lock().is_err(), "writes through the other may still be under way");
+        syncing.close().await.unwrap();
+        reader.try_lock().unwrap();
+    });
+}
