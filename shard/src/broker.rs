@@ -185,14 +185,14 @@ impl Broker {
             io_memory_bytes: IO_MEMORY_BYTES,
             connections: CONNECTIONS_MIN,
         };
-        preflight::check(&preflight).map_err(StartError::Preflight)?;
+        let host = preflight::check(&preflight).map_err(StartError::Preflight)?;
         let slabs = slabs_of(config.memory_bytes, shards)?;
         if let ArenaChoice::Dir(dir) = &config.arena {
             check_room_for_arenas(dir, &data_dir, slabs)?;
         }
         let (catalog, topics) = Catalog::open(&data_dir.catalog_path())?;
         let listeners = bind(config, shards)?;
-        let shard_config = Arc::new(shard_config(config, &listeners));
+        let shard_config = Arc::new(shard_config(config, &listeners, host.shard_connections_max(shards)));
         let addresses = BrokerAddresses {
             common: listeners.common[0].address(),
             direct: listeners.direct.iter().map(BoundListener::address).collect(),
@@ -397,7 +397,7 @@ fn bind(config: &BrokerConfig, shards: u16) -> Result<Listeners, BindError> {
     Ok(Listeners { common, direct })
 }
 
-fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
+fn shard_config(config: &BrokerConfig, listeners: &Listeners, connections_max: usize) -> ShardConfig {
     let address = listeners.common[0].address();
     let host = if address.ip().is_unspecified() { "127.0.0.1".to_owned() } else { address.ip().to_string() };
     let direct_ports =
@@ -412,6 +412,7 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners) -> ShardConfig {
         advertised_port: config.advertised_port.unwrap_or(address.port()),
         advertised_direct_ports: direct_ports.collect(),
         survives_process_kill: config.arena != ArenaChoice::Anonymous,
+        connections_max,
         flush_bytes: config.flush_bytes.clamp(64 * 1024, EXTENT_BYTES_MAX),
         flush_interval: config.flush_interval,
         sync_interval: config.sync_interval,

@@ -26,7 +26,7 @@ use ringmain_core::ids::TopicId;
 use ringmain_core::topic::TopicInfo;
 use tracing::warn;
 
-use self::record::{Body, RECORD_ALIGN};
+use self::record::{Body, RECORD_ALIGN, Record};
 
 const HEADER: [u8; 8] = *b"RMCT\x01\0\0\0";
 /// Where in the header the version is.
@@ -58,6 +58,14 @@ pub enum CatalogError {
         path: PathBuf,
         /// Its version.
         version: u8,
+    },
+    /// A record is whole, but says what this program does not know.
+    #[error("{} has a record of a newer Ringmain at byte {place}: use the Ringmain that wrote it", path.display())]
+    UnknownRecord {
+        /// The file.
+        path: PathBuf,
+        /// Where the record begins.
+        place: u64,
     },
     /// A record is damaged, but whole ones follow it: no torn tail.
     #[error("{} is damaged at byte {place}: restore it from a backup", path.display())]
@@ -260,7 +268,14 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<Replayed, CatalogError> {
     let mut replayed = Replayed { topics: BTreeMap::new(), live: BTreeMap::new(), version: 0, end: HEADER.len() };
     while replayed.end < bytes.len() {
         let at = replayed.end;
-        let Some((body, record_bytes)) = record::read(&bytes[at..]) else { break };
+        let (body, record_bytes) = match record::read(&bytes[at..]) {
+            Some(Record::Whole(body, record_bytes)) => (body, record_bytes),
+            // Its CRC is right: no torn tail, and not to be cut.
+            Some(Record::Unknown) => {
+                return Err(CatalogError::UnknownRecord { path: path.to_owned(), place: at as u64 });
+            }
+            None => break,
+        };
         replayed.version = replayed.version.max(body.version());
         match body {
             Body::Put(topic) => {

@@ -235,16 +235,21 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
     }
     let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, raw_bytes: 0, not_taken: None };
     for _ in 0..RUNS_MAX {
-        let sound = read_run(shard, &mut place, wanted, &mut got).await;
-        if !sound && got.parts.is_empty() {
-            tracing::warn!(
-                shard = shard.id.0,
-                segment = place.segment.0,
-                place = place.entry.place,
-                "what stands on disk is not what the index says"
-            );
-            return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
-        }
+        let sound = match read_run(shard, &mut place, wanted, &mut got).await {
+            RunRead::Sound => true,
+            // What was read before it is sent; the next fetch meets it again.
+            _ if !got.parts.is_empty() => false,
+            RunRead::Failed(error) => return DiskFetch::Failed(error),
+            RunRead::Damaged => {
+                tracing::warn!(
+                    shard = shard.id.0,
+                    segment = place.segment.0,
+                    place = place.entry.place,
+                    "what stands on disk is not what the index says"
+                );
+                return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
+            }
+        };
         let run_is_read = place.at >= place.entry.stored_bytes;
         if !sound || got.raw_bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
             break;
@@ -348,9 +353,29 @@ impl Got {
     }
 }
 
-/// Takes batches from the run, from where `place` is in it. Returns false when the run is damaged there.
-async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> bool {
-    let Ok(file) = shard.readers.file(shard, place.segment).await else { return false };
+/// How reading a run ended.
+enum RunRead {
+    Sound,
+    /// What stands there, or the device, does not give the run back.
+    Damaged,
+    /// The run may be whole, but can't be read now.
+    Failed(String),
+}
+
+impl RunRead {
+    /// Only what will not pass is damage: consumers skip damaged runs for good.
+    fn failed(shard: &Shard, segment: SegmentSequence, error: &FileError) -> Self {
+        tracing::warn!(shard = shard.id.0, segment = segment.0, %error, "can't read a run");
+        if error.is_passing() { Self::Failed(error.to_string()) } else { Self::Damaged }
+    }
+}
+
+/// Takes batches from the run, from where `place` is in it.
+async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> RunRead {
+    let file = match shard.readers.file(shard, place.segment).await {
+        Ok(file) => file,
+        Err(error) => return RunRead::failed(shard, place.segment, &error),
+    };
     let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.raw_bytes).min(1024 * 1024));
     while place.at < place.entry.stored_bytes {
         let left = (place.entry.stored_bytes - place.at) as usize;
@@ -358,10 +383,7 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         let from = u64::from(place.entry.place) + u64::from(place.at);
         let bytes = match read_bytes(shard, &file, from, size).await {
             Ok(bytes) => Bytes::from(bytes),
-            Err(error) => {
-                tracing::warn!(shard = shard.id.0, segment = place.segment.0, %error, "can't read a run");
-                return false;
-            }
+            Err(error) => return RunRead::failed(shard, place.segment, &error),
         };
         if wanted.was_tail {
             shard.metrics.tail_disk_read_bytes_total.add(size as u64);
@@ -374,24 +396,26 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         // Bounded by the run's size, a u32.
         place.at += taken.walked as u32;
         match taken.end {
-            End::Damaged => return false,
-            End::Enough => return true,
+            End::Damaged => return RunRead::Damaged,
+            End::Enough => return RunRead::Sound,
             End::NotTaken { codec } => {
                 got.not_taken = Some(codec);
-                return true;
+                return RunRead::Sound;
             }
             End::Cut { needs } if taken.walked == 0 && size < left => {
                 window = needs.max(window).min(BATCH_BYTES_MAX.max(PACK_BYTES_MAX));
             }
-            End::Cut { .. } if size == left => return taken.walked == size,
+            End::Cut { .. } if size == left => {
+                return if taken.walked == size { RunRead::Sound } else { RunRead::Damaged };
+            }
             End::Cut { .. } => {
                 if got.raw_bytes >= wanted.bytes_max {
-                    return true;
+                    return RunRead::Sound;
                 }
             }
         }
     }
-    true
+    RunRead::Sound
 }
 
 /// Whether a client that takes `codecs` takes this one.

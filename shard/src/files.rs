@@ -86,6 +86,23 @@ impl FileError {
     }
 }
 
+impl FileError {
+    /// Whether the file could not be had for a reason that passes: the process or the host is short of descriptors or
+    /// memory, or somebody holds the lock. Nothing was written or synced in vain.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Locked { .. } => true,
+            Self::Io { action: "write to" | "sync" | "sync directory", .. } => false,
+            Self::Io { source, .. } => matches!(
+                source.raw_os_error(),
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::EINTR)
+            ),
+            Self::ShortWrite { .. } | Self::ShortRead { .. } => false,
+        }
+    }
+}
+
 /// An aligned buffer to write from. Its bytes are whatever was there before: write each one.
 #[derive(Debug)]
 pub struct WriteBuffer(glommio::io::DmaBuffer);
@@ -379,10 +396,10 @@ impl Drop for Busy<'_> {
 /// # Errors
 /// When the device fails.
 pub async fn sync_dir(path: &Path) -> Result<(), FileError> {
-    let wrap = |error: glommio::GlommioError<()>| FileError::io("sync directory", path)(io_error(error));
-    let dir = glommio::io::Directory::open(path).await.map_err(wrap)?;
-    let synced = dir.sync().await.map_err(wrap);
-    dir.close().await.map_err(wrap)?;
+    let wrap = |action| move |error: glommio::GlommioError<()>| FileError::io(action, path)(io_error(error));
+    let dir = glommio::io::Directory::open(path).await.map_err(wrap("open directory"))?;
+    let synced = dir.sync().await.map_err(wrap("sync directory"));
+    dir.close().await.map_err(wrap("close directory"))?;
     synced
 }
 

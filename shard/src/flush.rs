@@ -55,10 +55,10 @@ pub(crate) async fn run(shard: Rc<Shard>) {
     let mut after: Option<PartitionKey> = None;
     let mut packed: Option<PackedExtent> = None;
     if let Err(error) = shard.log.reserve_open(&shard).await {
-        shard.fail_log(&error);
+        stop_or_fail(&shard, &error);
     }
     loop {
-        if shard.log_failed.get() {
+        if shard.log_failed.get() || shard.log.has_stopped_without_room() {
             if let Some(extent) = packed {
                 give_up(&shard, extent.planned.taken);
             }
@@ -66,8 +66,7 @@ pub(crate) async fn run(shard: Rc<Shard>) {
         }
         if shard.log.is_checkpoint_wanted() {
             if let Err(error) = shard.log.checkpoint(&shard).await {
-                shard.fail_log(&error);
-                return;
+                stop_or_fail(&shard, &error);
             }
             continue;
         }
@@ -100,7 +99,7 @@ pub(crate) async fn run(shard: Rc<Shard>) {
                 shard.packer.put_back(packing);
             }
             if let Err(error) = written {
-                shard.fail_log(&error);
+                stop_or_fail(&shard, &error);
             }
             yield_if_needed().await;
             continue;
@@ -120,6 +119,15 @@ struct Planned {
     plan: FlushPlan,
     taken: Taken,
     ack_driven: bool,
+}
+
+/// Without room for what is to be written a stop can't be clean; anything else fails the log.
+fn stop_or_fail(shard: &Shard, error: &str) {
+    if shard.log.has_stopped_without_room() {
+        tracing::error!(shard = shard.id.0, "stops before all is written: {error}");
+    } else {
+        shard.fail_log(error);
+    }
 }
 
 /// Those who were taken along for an extent that can't be written.
@@ -243,7 +251,7 @@ async fn place_plan(
         }
     }
     if shard.log.is_unreserved() {
-        return Err("the disk is full".into());
+        return Err(shard.log.stop_without_room(&"the disk is full"));
     }
     if !shard.log.has_room(layout.extent_bytes, plan.runs.len()) {
         shard.log.roll(shard).await?;

@@ -7,7 +7,6 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use ringmain_core::ids::{Epoch, LogId, ShardId, TopicId};
-use ringmain_core::limits::SHARD_CONNECTIONS_MAX;
 
 use crate::admin::AdminService;
 use crate::broker::ArenaChoice;
@@ -130,10 +129,11 @@ async fn accept(shard: Rc<Shard>, listener: BoundListener) {
         if shard.stopping.get() {
             return;
         }
-        if shard.connections.borrow().len() >= SHARD_CONNECTIONS_MAX {
+        let connections_max = shard.config.connections_max;
+        if shard.connections.borrow().len() >= connections_max {
             tracing::warn!(
                 shard = shard.id.0, peer = %stream.peer(),
-                "connection closed: the shard has {SHARD_CONNECTIONS_MAX} connections"
+                "connection closed: the shard has {connections_max} connections"
             );
             shard.metrics.connections_refused_total.add(1);
             continue;
@@ -170,6 +170,11 @@ async fn sweep(shard: Rc<Shard>) {
     }
 }
 
+/// What becomes of batches that were not flushed when the process ends.
+fn fate_of_memory(shard: &Shard) -> &'static str {
+    if shard.config.survives_process_kill { "stays in the arena for the next start" } else { "is lost" }
+}
+
 /// Ends a shard so that its next start has nothing to recover: acks what waits, flushes, syncs, checkpoints, seals.
 async fn stop(shard: &Rc<Shard>, flusher: Joined<()>, keeper: Joined<()>) -> Result<(), String> {
     shard.stopping.set(true);
@@ -180,7 +185,13 @@ async fn stop(shard: &Rc<Shard>, flusher: Joined<()>, keeper: Joined<()>) -> Res
     flusher.await;
     shard.flush_touched();
     let result = if shard.log_failed.get() {
-        Err(format!("shard {}: its log had failed; what was not flushed stays in the arena", shard.id))
+        Err(format!("shard {}: its log had failed; what was not flushed {}", shard.id, fate_of_memory(shard)))
+    } else if shard.log.has_stopped_without_room() {
+        Err(format!(
+            "shard {}: stopped without room on the disk for what was not flushed: it {}",
+            shard.id,
+            fate_of_memory(shard)
+        ))
     } else {
         shard.log.finish(shard).await.map_err(|error| format!("shard {}: {error}", shard.id))
     };

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ringmain_core::limits::DISK_BLOCK_BYTES;
+use ringmain_core::limits::{DISK_BLOCK_BYTES, SHARD_CONNECTIONS_MAX};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::raw;
@@ -48,6 +48,16 @@ pub struct PreflightConfig {
 pub struct Host {
     /// Files and connections that may be open, after the limit was raised as far as allowed.
     pub open_files_max: u64,
+}
+
+impl Host {
+    /// Connections that each of `shards` may have, so that all of them together leave the logs the files they need.
+    #[must_use]
+    pub fn shard_connections_max(&self, shards: u16) -> usize {
+        let left = self.open_files_max.saturating_sub(FILES_PER_SHARD * (1 + u64::from(shards)));
+        let share = left / u64::from(shards.max(1));
+        usize::try_from(share).unwrap_or(usize::MAX).min(SHARD_CONNECTIONS_MAX)
+    }
 }
 
 /// What is missing; each says how to get it.

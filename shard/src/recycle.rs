@@ -38,7 +38,7 @@ impl RecyclePool {
         }
         let recycled = self.files.borrow_mut().pop();
         let Some(recycled) = recycled else {
-            check_room(path, bytes)?;
+            check_room(path, bytes, bytes)?;
             let made = LogFile::create(path, bytes).await;
             if made.is_err() {
                 // It has taken what room there was, which deleting topics needs. The error says what matters.
@@ -46,6 +46,11 @@ impl RecyclePool {
             }
             return made.map(|file| (file, 0));
         };
+        let missing = bytes.saturating_sub(allocated_bytes(&recycled).unwrap_or(0));
+        if let Err(error) = check_room(&recycled, missing, bytes) {
+            self.files.borrow_mut().push(recycled);
+            return Err(error);
+        }
         rename(&recycled, path).await?;
         let file = LogFile::open(path).await?;
         // A dead segment was cut behind its footer; one that was made ahead is empty.
@@ -86,10 +91,11 @@ impl RecyclePool {
         self.dir.join(format!("recycled-{number}.free"))
     }
 
-    /// Takes a dead segment's file, which nobody has open any more, or removes it when the pool is full or the file has
-    /// holes: what is gained by writing to blocks that were written before would be lost in them.
-    pub(crate) async fn put(&self, path: &Path) -> Result<(), FileError> {
-        if self.files.borrow().len() >= POOL_MAX || has_holes(path) {
+    /// Takes a dead segment's file, which nobody has open any more, or removes it when the pool is full, or the file has
+    /// holes or is short of a segment of `bytes`: what is gained by writing to blocks that were written before would be lost.
+    pub(crate) async fn put(&self, path: &Path, bytes: u64) -> Result<(), FileError> {
+        let is_short = allocated_bytes(path).is_none_or(|allocated| allocated < bytes / 2);
+        if self.files.borrow().len() >= POOL_MAX || is_short || has_holes(path) {
             remove(path).await?;
             return sync_dir(&self.dir).await;
         }
@@ -105,15 +111,16 @@ impl RecyclePool {
 /// keeps what it got.
 pub(crate) async fn make_whole(file: &LogFile, bytes: u64) -> Result<(), FileError> {
     if file.bytes()? < bytes {
-        check_room(file.path(), bytes)?;
+        check_room(file.path(), bytes, bytes)?;
     }
     file.reserve(bytes).await
 }
 
-/// Whether the disk has room for a file of `bytes` at `path`, and for the reserve if it is a whole segment.
-fn check_room(path: &Path, bytes: u64) -> Result<(), FileError> {
+/// Whether the disk has room for the `missing` bytes of a file of `bytes` at `path`, and for the reserve if it is a whole
+/// segment.
+fn check_room(path: &Path, missing: u64, bytes: u64) -> Result<(), FileError> {
     let kept = if bytes >= SEGMENT_BYTES_MIN { RESERVE_BYTES } else { 0 };
-    if path.parent().and_then(free_bytes).is_some_and(|free| free < bytes + kept) {
+    if missing > 0 && path.parent().and_then(free_bytes).is_some_and(|free| free < missing + kept) {
         let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
         return Err(FileError::Io { action: "reserve space for", path: path.to_owned(), source });
     }

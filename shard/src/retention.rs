@@ -18,7 +18,7 @@ use ringmain_core::index::{IndexEntry, LogIndex, SegmentIndex};
 use ringmain_core::retention::{Bounds, ClockVerdict, Retention, RetentionClock};
 use ringmain_core::store::ShardStore;
 
-use self::runs::RunReader;
+use self::runs::{RunReader, RunsError};
 use crate::log_writer::LogWriter;
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::yield_if_needed;
@@ -44,6 +44,12 @@ pub(crate) struct RetentionState {
     raised_before: RefCell<HashMap<PartitionKey, Offset>>,
     /// Dead bytes of a segment when it was last looked at for ranges to punch.
     punched_at: RefCell<HashMap<SegmentSequence, u64>>,
+    /// The same for what could not be punched yet because its log starts did not last: counts once a checkpoint is synced.
+    punches_left: RefCell<HashMap<SegmentSequence, u64>>,
+    /// When a checkpoint was asked for last, in monotonic time.
+    asked: Cell<Option<Duration>>,
+    /// Segments from here on are counted as they are written.
+    written_from: SegmentSequence,
     clock: RefCell<RetentionClock>,
     /// Look now: settings have changed, a topic was deleted, a checkpoint is synced, or the shard stops.
     pub(crate) wanted: Signal,
@@ -54,7 +60,13 @@ pub(crate) struct RetentionState {
 impl RetentionState {
     /// Counts what is in memory of the index.
     pub(crate) fn new(shard: ShardId, log: &LogWriter, store: &ShardStore, routing: &Routing) -> Self {
+        let index: &LogIndex = &log.index.borrow();
+        let is_open = |segment: &SegmentSequence| matches!(index.get(*segment), Some(SegmentIndex::Full(_)));
+        let behind_all = index.segments().last().map_or(0, |last| last.0 + 1);
         let state = Self {
+            written_from: index.segments().find(is_open).unwrap_or(SegmentSequence(behind_all)),
+            punches_left: RefCell::default(),
+            asked: Cell::new(None),
             counts: RefCell::default(),
             bounds: RefCell::default(),
             at_start: RefCell::new(routing.all().iter().map(|topic| topic.info.id).collect()),
@@ -69,7 +81,6 @@ impl RetentionState {
         for topic in routing.all() {
             state.topic_changed(shard, topic);
         }
-        let index: &LogIndex = &log.index.borrow();
         for segment in index.segments() {
             if let Some(SegmentIndex::Full(active)) = index.get(segment) {
                 state.written(store, segment, active.sorted());
@@ -126,6 +137,7 @@ impl RetentionState {
     /// The checkpoint that was made last is synced.
     pub(crate) fn checkpointed(&self) {
         self.raised_before.borrow_mut().clear();
+        self.punched_at.borrow_mut().extend(self.punches_left.borrow_mut().drain());
         self.wanted.raise();
     }
 
@@ -161,28 +173,40 @@ pub(crate) async fn run(shard: Rc<Shard>) {
 /// Counts the runs of the segments that were sealed before this life. In the background of serving: what is retained must
 /// not make a start longer.
 async fn count_sealed(shard: &Rc<Shard>, reader: &mut RunReader) {
-    let segments: Vec<SegmentSequence> = shard.log.index.borrow().segments().collect();
+    let before = |segment: &SegmentSequence| *segment < shard.retention.written_from;
+    let segments: Vec<SegmentSequence> = shard.log.index.borrow().segments().filter(before).collect();
     for segment in segments {
-        if matches!(shard.log.index.borrow().get(segment), Some(SegmentIndex::Full(_))) {
-            continue;
-        }
-        let pages = reader.all_pages(shard, segment);
-        for page in pages {
-            if shard.stopping.get() {
-                return;
-            }
-            match reader.page(shard, segment, page).await {
-                Ok(runs) => count_page(shard, segment, &runs),
-                Err(error) => {
+        for page in reader.all_pages(shard, segment) {
+            match page_in_time(shard, reader, segment, page).await {
+                Some(Ok(runs)) => count_page(shard, segment, &runs),
+                Some(Err(error)) => {
                     tracing::warn!(shard = shard.id.0, segment = segment.0, "can't count a segment's runs: {error}");
-                    break;
                 }
+                None => return,
             }
             yield_if_needed().await;
         }
     }
     shard.retention.at_start.borrow_mut().clear();
     shard.retention.counted.set(true);
+}
+
+/// A page, however long it can't be read for a reason that passes; none when the shard stops.
+async fn page_in_time(
+    shard: &Rc<Shard>,
+    reader: &mut RunReader,
+    segment: SegmentSequence,
+    page: u32,
+) -> Option<Result<Rc<Vec<IndexEntry>>, RunsError>> {
+    while !shard.stopping.get() {
+        match reader.page(shard, segment, page).await {
+            Err(RunsError::Failed(_)) => {
+                shard.clock.timeout(LOOK, shard.retention.wanted.wait()).await;
+            }
+            read => return Some(read),
+        }
+    }
+    None
 }
 
 fn count_page(shard: &Shard, segment: SegmentSequence, runs: &[IndexEntry]) {
@@ -253,11 +277,17 @@ fn next_bounded(shard: &Shard, after: Option<TopicId>) -> Option<(TopicId, Bound
 async fn keep_to(shard: &Rc<Shard>, reader: &mut RunReader, topic: TopicId, bounds: &Bounds, now_ms: Option<i64>) {
     let mut next = shard.retention.counts.borrow().due(topic, bounds, now_ms);
     while let Some(segment) = next {
-        let runs = reader.runs_of(shard, segment, topic).await.unwrap_or_else(|error| {
-            // Log starts may pass what can't be read: it is older than what follows.
-            tracing::warn!(shard = shard.id.0, topic = topic.0, "can't look at a topic's runs: {error}");
-            Vec::new()
-        });
+        let runs = match reader.runs_of(shard, segment, topic).await {
+            Ok(runs) => runs,
+            Err(error) => {
+                tracing::warn!(shard = shard.id.0, topic = topic.0, "can't look at a topic's runs: {error}");
+                if matches!(error, RunsError::Failed(_)) {
+                    return;
+                }
+                // Log starts may pass what is damaged for good: it is older than what follows.
+                Vec::new()
+            }
+        };
         let judged = {
             let store = shard.store.borrow();
             let ends = |key| store.ends(key).map(|(ends, _)| ends);

@@ -51,6 +51,8 @@ pub(crate) struct ShardConfig {
     pub(crate) advertised_port: u16,
     pub(crate) advertised_direct_ports: Vec<u16>,
     pub(crate) survives_process_kill: bool,
+    /// Connections of one shard: the log's own files must not run out of descriptors.
+    pub(crate) connections_max: usize,
     /// A flush of everything starts when so much is dirty.
     pub(crate) flush_bytes: usize,
     /// A flush of everything starts when the oldest dirty batch is so old.

@@ -134,7 +134,9 @@ fn a_disk_filled_by_others_is_over_when_they_make_room() {
     let mut broker = broker;
     broker.assert_well();
     let status = broker.terminate();
-    println!("stopped while full: {status}");
+    assert_eq!(status.code(), Some(1), "what could not be written is no clean stop");
+    let log = broker.log();
+    assert!(log.contains("stopped without room") && !log.contains("the shard log failed"), "{log}");
     hog.set_len(0).unwrap();
     hog.sync_all().unwrap();
     let broker = start(&mount, &place);
@@ -144,12 +146,25 @@ fn a_disk_filled_by_others_is_over_when_they_make_room() {
 
 #[test]
 fn retention_that_is_set_on_a_full_disk_makes_room() {
+    retention_makes_room(false);
+}
+
+#[test]
+fn retention_that_is_set_after_a_start_on_a_full_disk_makes_room() {
+    retention_makes_room(true);
+}
+
+fn retention_makes_room(starts_anew: bool) {
     let place = Place::new();
     let Some(mount) = Mount::ext4(200 << 20) else { return };
     let mut broker = start(&mount, &place);
     let topic = broker.topic("bounded", 1);
     let mut ledger = Ledger::new();
     produce_until_full(&broker, &topic, Durability::Flushed, &mut ledger);
+    if starts_anew {
+        broker.kill();
+        broker = start(&mount, &place);
+    }
     let change = TopicAlteration { retention_bytes: Some(Some(40 << 20)), ..TopicAlteration::default() };
     let alter = Request::AlterTopic(AlterTopicRequest { name: "bounded".into(), change });
     let answer = broker.client().ask(&alter);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod descriptors;
 mod disk_failure;
 mod disk_full;
 mod frames;

@@ -179,8 +179,17 @@ fn crc_of(record: &[u8]) -> u32 {
     crc.finish()
 }
 
-/// Reads the record at the start of `bytes`: its body, and its size with padding; `None` when it is not whole.
-pub(super) fn read(bytes: &[u8]) -> Option<(Body, usize)> {
+/// What stands at a place of the catalog.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// A record, and its size with padding.
+    Whole(Body, usize),
+    /// Whole, but of a kind or form that this program does not know.
+    Unknown,
+}
+
+/// Reads the record at the start of `bytes`; `None` when it is not whole.
+pub(super) fn read(bytes: &[u8]) -> Option<Record> {
     let body_bytes = u32::from_le_bytes(*bytes.first_chunk::<4>()?) as usize;
     if body_bytes > BODY_BYTES_MAX {
         return None;
@@ -191,5 +200,6 @@ pub(super) fn read(bytes: &[u8]) -> Option<(Body, usize)> {
     if crc_of(&record[..FRAME_BYTES + body_bytes]) != crc {
         return None;
     }
-    Some((Body::decode(&record[FRAME_BYTES..FRAME_BYTES + body_bytes])?, record_bytes))
+    let body = Body::decode(&record[FRAME_BYTES..FRAME_BYTES + body_bytes]);
+    Some(body.map_or(Record::Unknown, |body| Record::Whole(body, record_bytes)))
 }

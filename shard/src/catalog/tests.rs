@@ -205,7 +205,37 @@ fn a_topic_written_before_there_was_retention_has_the_default_settings() {
     let crc = crc.finish();
     record[4..8].copy_from_slice(&crc.to_le_bytes());
     record.resize(record.len().next_multiple_of(8), 0);
-    assert_eq!(record::read(&record).unwrap().0, Body::Put(old));
+    let Some(Record::Whole(read, _)) = record::read(&record) else { panic!("no record") };
+    assert_eq!(read, Body::Put(old));
+}
+
+#[test]
+fn a_whole_record_of_an_unknown_form_is_refused_and_never_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("catalog.log");
+    let (mut catalog, _) = open(&path);
+    catalog.put(topic(1, 1, 3)).unwrap();
+    let known = fs::read(&path).unwrap();
+    catalog.put(topic(2, 2, 3)).unwrap();
+    drop(catalog);
+    // The record of topic 2 with a longer body and the right CRC.
+    let whole = fs::read(&path).unwrap();
+    let mut record = whole[known.len()..].to_vec();
+    let body_bytes = u32::from_le_bytes(*record.first_chunk::<4>().unwrap()) + 8;
+    record.truncate(8 + body_bytes as usize - 8);
+    record.extend([7; 8]);
+    record[..4].copy_from_slice(&body_bytes.to_le_bytes());
+    let mut crc = ringmain_core::crc::Crc32c::default();
+    crc.update(&record[..4]);
+    crc.update(&record[8..]);
+    let crc = crc.finish();
+    record[4..8].copy_from_slice(&crc.to_le_bytes());
+    record.resize(record.len().next_multiple_of(8), 0);
+    let newer = [known.as_slice(), &record].concat();
+    fs::write(&path, &newer).unwrap();
+    let place = known.len() as u64;
+    assert!(matches!(Catalog::open(&path), Err(CatalogError::UnknownRecord { place: at, .. }) if at == place));
+    assert_eq!(fs::read(&path).unwrap(), newer);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Giving space back: whole dead segments, and large dead ranges inside of living ones.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use ringmain_core::ids::SegmentSequence;
 use ringmain_core::index::IndexEntry;
@@ -31,6 +32,9 @@ enum Life {
     Lives(u64),
 }
 
+/// A checkpoint only for more to punch is asked for this seldom: one comes with each segment anyway.
+const PUNCH_CHECKPOINT: Duration = Duration::from_secs(10);
+
 /// Frees what the newest synced checkpoint allows, and asks for another one when that would allow more.
 pub(super) async fn free(shard: &Rc<Shard>, reader: &mut RunReader) {
     if !shard.retention.counted.get() || shard.log_failed.get() {
@@ -42,7 +46,7 @@ pub(super) async fn free(shard: &Rc<Shard>, reader: &mut RunReader) {
     // Where only the oldest of a row of segments has dead runs, all of it is dead soon, and can be written again whole.
     let is_left_behind = |at: usize| all.get(at + 1).is_some_and(|(_, next)| is_partly_dead(next, 0));
     let segments = all.iter().copied().enumerate().filter(|(_, (segment, _))| *segment < before);
-    let (mut waits, mut readers_gone) = (false, false);
+    let (mut dying, mut more_to_punch, mut readers_gone) = (false, false, false);
     let mut left = PUNCH_BYTES_MAX;
     for (at, (segment, count)) in segments {
         if shard.stopping.get() {
@@ -62,7 +66,7 @@ pub(super) async fn free(shard: &Rc<Shard>, reader: &mut RunReader) {
             }
         };
         let life = life_of(shard, &runs);
-        waits |= matches!(life, Life::Dying);
+        dying |= matches!(life, Life::Dying);
         if let Life::Lives(bytes) = life {
             shard.retention.counts.borrow_mut().recount(segment, bytes);
         }
@@ -77,14 +81,17 @@ pub(super) async fn free(shard: &Rc<Shard>, reader: &mut RunReader) {
         let freed = match life {
             Life::Dead => free_segment(shard, segment).await,
             Life::Dying => Ok(()),
-            Life::Lives(_) => punch(shard, segment, &count, runs, &mut left, &mut waits).await,
+            Life::Lives(_) => punch(shard, segment, &count, runs, &mut left, &mut more_to_punch).await,
         };
         if let Err(error) = freed {
             tracing::warn!(shard = shard.id.0, segment = segment.0, "can't free space: {error}");
         }
         yield_if_needed().await;
     }
-    if waits {
+    let (now, asked) = (shard.clock.monotonic(), shard.retention.asked.get());
+    let pause = if dying { super::LOOK } else { PUNCH_CHECKPOINT };
+    if (dying || more_to_punch) && asked.is_none_or(|asked| now >= asked + pause) {
+        shard.retention.asked.set(Some(now));
         shard.log.want_checkpoint(shard);
     }
 }
@@ -115,7 +122,13 @@ async fn free_segment(shard: &Rc<Shard>, segment: SegmentSequence) -> Result<(),
     shard.readers.forget(segment);
     shard.retention.counts.borrow_mut().forget_segment(segment);
     shard.retention.punched_at.borrow_mut().remove(&segment);
-    shard.log.recycle.put(&shard.log.path_of(segment)).await.map_err(|error| error.to_string())?;
+    shard.retention.punches_left.borrow_mut().remove(&segment);
+    shard
+        .log
+        .recycle
+        .put(&shard.log.path_of(segment), shard.log.segment_bytes())
+        .await
+        .map_err(|error| error.to_string())?;
     shard.metrics.segments_freed_total.add(1);
     shard.metrics.segments.set(shard.log.index.borrow().segments().count() as u64);
     tracing::info!(shard = shard.id.0, segment = segment.0, "freed a segment that holds nothing any more");
@@ -135,12 +148,10 @@ async fn punch(
     count: &SegmentCount,
     runs: Vec<IndexEntry>,
     left: &mut u64,
-    waits: &mut bool,
+    more: &mut bool,
 ) -> Result<(), String> {
-    if runs.iter().any(|run| is_durably_live(shard, run) && !is_live(shard, run)) {
-        *waits = true;
-        return Ok(());
-    }
+    let dying = runs.iter().filter(|run| is_durably_live(shard, run) && !is_live(shard, run));
+    let dying: u64 = dying.map(|run| u64::from(run.stored_bytes)).sum();
     let path = shard.log.path_of(segment);
     let ranges = dead_ranges(runs, |run| is_durably_live(shard, run), PUNCH_BYTES_MIN, PUNCH_PIECE_BYTES_MIN);
     let before = allocated_bytes(&path).unwrap_or(0);
@@ -163,6 +174,10 @@ async fn punch(
     if all {
         let dead = count.total.saturating_sub(count.live);
         shard.retention.punched_at.borrow_mut().insert(segment, dead);
+        if dying > 0 {
+            *more = true;
+            shard.retention.punches_left.borrow_mut().insert(segment, dead.saturating_sub(dying));
+        }
     }
     Ok(())
 }

@@ -6,11 +6,28 @@ use std::rc::Rc;
 use ringmain_core::ids::{SegmentSequence, TopicId};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, SegmentIndex};
 
-use crate::files::LogFile;
+use crate::files::{FileError, LogFile};
 use crate::shard::Shard;
 
 /// Pages read at once: they are read in order, mostly.
 const READ_PAGES: u32 = 64;
+
+/// Why runs of a segment are not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunsError {
+    /// The index can't be read back any more.
+    #[error("{0}")]
+    Damaged(String),
+    /// It can't be read now.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<FileError> for RunsError {
+    fn from(error: FileError) -> Self {
+        if error.is_passing() { Self::Failed(error.to_string()) } else { Self::Damaged(error.to_string()) }
+    }
+}
 
 /// Reads footers one after the other; keeps the file and the last page, since topics that follow one another share pages.
 /// Not by way of the readers' caches: retention must not push out what consumers need.
@@ -36,7 +53,7 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
         topic: TopicId,
-    ) -> Result<Vec<IndexEntry>, String> {
+    ) -> Result<Vec<IndexEntry>, RunsError> {
         let pages = match shard.log.index.borrow().get(segment) {
             Some(SegmentIndex::Full(active)) => return Ok(active.runs_of(topic).collect()),
             Some(SegmentIndex::Sealed(sealed)) => sealed.pages_of(topic),
@@ -55,7 +72,7 @@ impl RunReader {
         &mut self,
         shard: &Shard,
         segment: SegmentSequence,
-    ) -> Result<Vec<IndexEntry>, String> {
+    ) -> Result<Vec<IndexEntry>, RunsError> {
         if let Some(SegmentIndex::Full(active)) = shard.log.index.borrow().get(segment) {
             return Ok(active.sorted());
         }
@@ -72,7 +89,7 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
         page: u32,
-    ) -> Result<Rc<Vec<IndexEntry>>, String> {
+    ) -> Result<Rc<Vec<IndexEntry>>, RunsError> {
         let file = self.file(shard, segment).await?;
         let (from, pages) = &self.pages;
         if let Some(known) = page.checked_sub(*from).and_then(|at| pages.get(at as usize)) {
@@ -80,12 +97,12 @@ impl RunReader {
         }
         let (place, count) = match shard.log.index.borrow().get(segment) {
             Some(SegmentIndex::Sealed(sealed)) => (sealed.page_place(page), (sealed.pages() - page).min(READ_PAGES)),
-            Some(SegmentIndex::Full(_)) | None => return Err(format!("segment {segment} is gone")),
+            Some(SegmentIndex::Full(_)) | None => return Err(gone(segment)),
         };
-        let bytes = file.read_at(place, count as usize * FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
+        let bytes = file.read_at(place, count as usize * FOOTER_PAGE_BYTES).await?;
         let index = shard.log.index.borrow();
         let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else {
-            return Err(format!("segment {segment} is gone"));
+            return Err(gone(segment));
         };
         let decoded: Result<Vec<_>, _> = bytes
             .as_slice()
@@ -93,18 +110,22 @@ impl RunReader {
             .zip(page..)
             .map(|(bytes, page)| sealed.decode_page(page, bytes).map(Rc::new))
             .collect();
-        self.pages = (page, decoded.map_err(|error| format!("segment {segment}: {error}"))?);
-        self.pages.1.first().map(Rc::clone).ok_or_else(|| format!("segment {segment} has no page {page}"))
+        self.pages = (page, decoded.map_err(|error| RunsError::Damaged(format!("segment {segment}: {error}")))?);
+        self.pages
+            .1
+            .first()
+            .map(Rc::clone)
+            .ok_or_else(|| RunsError::Damaged(format!("segment {segment} has no page {page}")))
     }
 
-    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, String> {
+    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, RunsError> {
         if let Some((open, file)) = &self.file
             && *open == segment
         {
             return Ok(file.clone());
         }
         self.close().await;
-        let file = LogFile::open_sealed(&shard.log.path_of(segment)).await.map_err(|error| error.to_string())?;
+        let file = LogFile::open_sealed(&shard.log.path_of(segment)).await?;
         self.file = Some((segment, file.clone()));
         Ok(file)
     }
@@ -117,4 +138,9 @@ impl RunReader {
             let _ = file.close().await;
         }
     }
+}
+
+/// Freed while its pages were read.
+fn gone(segment: SegmentSequence) -> RunsError {
+    RunsError::Damaged(format!("segment {segment} is gone"))
 }
