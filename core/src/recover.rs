@@ -36,7 +36,7 @@ use crate::log::{LogStart, NextPlace};
 use crate::segment::SegmentHeader;
 
 pub use cases::{Case, CaseSeen};
-pub use rebuild::{RebuiltFooter, rebuild_footer};
+pub use rebuild::{RebuiltIndex, rebuild_index};
 
 /// The segment files of one shard log, to be read while nobody writes them.
 pub trait SegmentSource {

@@ -7,6 +7,8 @@ use ringmain_core::adopt::LiveBlock;
 use ringmain_core::block::{BlockClass, BlockId, BlockMemory};
 use ringmain_core::ids::{Incarnation, TopicId};
 
+use crate::rng::Rng;
+
 pub const SLABS: usize = 3;
 
 struct SimBlock {
@@ -42,6 +44,19 @@ impl SimArena {
             committed: found.committed,
         };
         self.blocks.borrow().iter().map(live).collect()
+    }
+
+    /// Flips a published bit of some block; says which.
+    pub fn flip(&self, rng: &mut Rng) -> Option<String> {
+        let mut blocks = self.blocks.borrow_mut();
+        let at = rng.index(blocks.len().max(1));
+        let (id, block) = blocks.iter_mut().nth(at)?;
+        if block.committed == 0 {
+            return None;
+        }
+        let byte = rng.index(block.committed);
+        block.bytes[byte] ^= 1 << rng.below(8);
+        Some(format!("a bit of byte {byte} of block {}", id.0))
     }
 }
 
