@@ -341,6 +341,7 @@ fn extent_written(shard: &Rc<Shard>, sequence: ringmain_core::ids::ExtentSequenc
 }
 
 fn flushed_up_to(shard: &Rc<Shard>, flushed: Position, done: Vec<Written>) {
+    shard.memory.note_flushed(flushed);
     {
         let mut store = shard.store.borrow_mut();
         for written in &done {

@@ -143,6 +143,11 @@ impl LogWriter {
         self.tail.borrow().incarnation()
     }
 
+    /// Everything before this position has been written.
+    pub(crate) fn flushed(&self) -> Position {
+        self.tail.borrow().flushed()
+    }
+
     /// Extents being written.
     pub(crate) fn in_flight(&self) -> usize {
         self.writing.borrow().len()

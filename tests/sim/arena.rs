@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ringmain_core::adopt::LiveBlock;
 use ringmain_core::block::{BlockClass, BlockId, BlockMemory};
-use ringmain_core::ids::{Incarnation, TopicId};
+use ringmain_core::ids::{Incarnation, Position, TopicId};
 
 use crate::rng::Rng;
 
@@ -19,12 +19,14 @@ struct SimBlock {
     committed: usize,
 }
 
-/// Blocks, and the incarnations that the arena's header names.
+/// Blocks, and what the arena's header says.
 #[derive(Default)]
 pub struct SimArena {
     blocks: RefCell<BTreeMap<BlockId, SimBlock>>,
     pub incarnation: Cell<Incarnation>,
     pub next_incarnation: Cell<Incarnation>,
+    /// How far the log was flushed.
+    pub flushed: Cell<Position>,
     reads: Copies,
 }
 

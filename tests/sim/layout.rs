@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ringmain_core::extent::RunEntry;
-use ringmain_core::ids::{Offset, PartitionKey, Position, SegmentSequence};
+use ringmain_core::ids::{Epoch, Offset, PartitionKey, Position, SegmentSequence};
 
 use crate::disk::{Damage, SimDisk};
 
@@ -22,6 +22,8 @@ struct Placed {
     position: Position,
     /// What its header says to be synced.
     synced: Position,
+    header: Vec<u8>,
+    epoch: Epoch,
     runs: Vec<(Records, Range<usize>)>,
 }
 
@@ -39,6 +41,8 @@ pub struct Harm {
     pub arena: bool,
     /// Nothing may be left that says how the log goes on.
     pub refused: bool,
+    /// Nothing may be left that says of the newest epoch.
+    pub may_repeat: bool,
 }
 
 /// An extent as the shard places it.
@@ -49,6 +53,8 @@ pub struct PlacedAt<'a> {
     pub synced: Position,
     pub directory_end: usize,
     pub bytes: usize,
+    pub epoch: Epoch,
+    pub header: &'a [u8],
     pub entries: &'a [RunEntry],
 }
 
@@ -72,6 +78,8 @@ impl Layout {
             end: place + extent.bytes,
             position: extent.end,
             synced: extent.synced,
+            epoch: extent.epoch,
+            header: extent.header.to_vec(),
             runs: extent.entries.iter().map(run).collect(),
         });
     }
@@ -140,7 +148,9 @@ impl Layout {
                     harm.lost.extend(extent.runs.iter().map(|(records, _)| records.clone()));
                 }
             }
-            let later = extents[at + 1..].iter().filter(|later| !head_hit(later));
+            // What never reached the disk, or not any more, proves nothing.
+            let is_there = |later: &&Placed| !head_hit(later) && disk.holds(damage.segment, later.place, &later.header);
+            let later = extents[at + 1..].iter().filter(is_there);
             let proved = later.map(|later| later.synced).max().unwrap_or_default();
             if is_newest && (in_head || in_runs) && proved < extent.position {
                 // It looks like the torn end of the log.
@@ -148,9 +158,17 @@ impl Layout {
                 harm.lost.extend(cut.map(|(records, _)| records.clone()));
                 harm.arena = true;
                 harm.refused |= at == 0;
+                harm.may_repeat |= self.newest_epoch_is_in(&extents[at..]);
             }
         }
         harm.arena |= near_newest && damage.range.start >= tail;
+    }
+
+    /// Whether only these extents are of the newest epoch.
+    fn newest_epoch_is_in(&self, cut: &[Placed]) -> bool {
+        let all = self.files.values().flatten();
+        let rest = all.filter(|extent| !cut.iter().any(|other| other.position == extent.position));
+        rest.map(|extent| extent.epoch).max() < cut.iter().map(|extent| extent.epoch).max()
     }
 
     /// Segments whose files are gone are of no interest.

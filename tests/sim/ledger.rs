@@ -180,6 +180,13 @@ impl Ledger {
         self.worst = self.worst.max(Some(Crash::ArenaLost));
     }
 
+    /// Damage and the loss of memory together have taken all that told of a life: its offsets may be given again.
+    pub fn may_repeat(&mut self) {
+        for partition in self.partitions.values_mut() {
+            partition.given = Offset(0);
+        }
+    }
+
     /// What a reader sees of a running shard: all that was appended from the log start on.
     pub fn check_all(&self, key: PartitionKey, log_start: Option<Offset>, seen: &[Seen]) {
         let Some(partition) = self.partitions.get(&key) else {

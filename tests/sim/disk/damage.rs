@@ -58,6 +58,12 @@ impl SimDisk {
         Some(Damage { segment, file: file_id, range })
     }
 
+    /// Whether these bytes stand there.
+    pub fn holds(&self, segment: SegmentSequence, place: usize, bytes: &[u8]) -> bool {
+        let file = self.file_id(segment).map(|id| &self.files[&id]);
+        file.and_then(|file| file.content.get(place..place + bytes.len())) == Some(bytes)
+    }
+
     /// Size of a segment's file.
     pub fn len(&self, segment: SegmentSequence) -> usize {
         self.file_id(segment).map_or(0, |id| self.files[&id].content.len())

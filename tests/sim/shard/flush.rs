@@ -148,6 +148,8 @@ impl Shard {
             synced,
             directory_end,
             bytes: image.len(),
+            epoch: self.tail.epoch(),
+            header: &placed.header,
             entries: &entries,
         });
         self.fill_ahead(world, segment, place..place + image.len() as u64, is_waited_for)?;

@@ -159,6 +159,8 @@ impl Shard {
             synced,
             directory_end: image.len(),
             bytes: layout.extent_bytes as usize,
+            epoch: self.tail.epoch(),
+            header: &placed.header,
             entries: &[],
         });
         write_now(&mut world.disk, segment, place, &in_block(&image))?;

@@ -67,6 +67,7 @@ pub fn start(world: &mut World) -> Result<Started, Halt> {
     shard.arena.next_incarnation.set(shard.tail.incarnation());
     shard.begin_life(world)?;
     shard.arena.incarnation.set(shard.tail.incarnation());
+    shard.arena.flushed.set(shard.tail.flushed());
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     for key in keys {
         let end = log_ends.get(&key).map_or(Offset(0), |partition| partition.end);
@@ -87,53 +88,84 @@ fn check_cases(world: &mut World, recovered: &Recovered, harm: &Harm) {
     assert!(harm.arena || !recovered.ends_uncertain, "ends are uncertain without a reason");
 }
 
+/// What becomes of the memory of the process before.
+enum Memory {
+    Taken(Rc<SimArena>, ShardStore),
+    NotNeeded,
+    /// With the highest incarnation that it knew.
+    Lost(Option<Incarnation>),
+}
+
 /// The arena of the process before if it is this log's last memory, else a new one and perhaps a new epoch.
 fn open_memory(world: &mut World, recovered: &Recovered, harm: &Harm) -> (Rc<SimArena>, ShardStore) {
-    let had_arena = world.arena.is_some();
-    let taken = take_over(world, recovered, harm);
-    world.arena_flipped = false;
-    let (arena, store) = taken.unwrap_or_else(|| {
-        let lost_log = recovered.last_incarnation == Incarnation(0) && world.born;
-        let fresh = recovered.last_incarnation == Incarnation(0) && !lost_log && !had_arena;
-        let lost = recovered.ends_uncertain || !(recovered.clean || fresh);
-        let mut epoch = Epoch(recovered.epoch.0 + u32::from(lost));
-        if lost_log {
+    let lost_log = recovered.last_incarnation == Incarnation(0) && world.born;
+    let fresh = recovered.last_incarnation == Incarnation(0) && !lost_log;
+    let memory = take_over(world, recovered, harm, fresh);
+    let epoch = match memory {
+        Memory::Taken(..) => recovered.epoch,
+        Memory::Lost(_) if lost_log => {
             let made = world.created.values().max().copied().unwrap_or_default();
-            epoch = Epoch(made.0 + EPOCHS_OF_A_LOST_LOG);
+            Epoch(made.0 + EPOCHS_OF_A_LOST_LOG)
         }
-        (Rc::new(SimArena::new(recovered.next_incarnation)), filled_store(world, recovered, epoch))
-    });
+        Memory::Lost(in_arena) => recovered.epoch_past_loss(in_arena),
+        Memory::NotNeeded if recovered.ends_uncertain => recovered.epoch_past_loss(None),
+        Memory::NotNeeded => recovered.epoch,
+    };
+    if harm.may_repeat && world.arena.is_none() {
+        world.meet("last trace of a life lost");
+        world.ledger.may_repeat();
+    }
+    world.arena_flipped = false;
+    let (arena, store) = match memory {
+        Memory::Taken(arena, store) => (arena, store),
+        _ => (Rc::new(SimArena::new(recovered.next_incarnation)), filled_store(world, recovered, epoch)),
+    };
     world.arena = Some(Rc::clone(&arena));
     world.note(format!("start: epoch {} after incarnation {}", store.epoch(), recovered.last_incarnation));
     (arena, store)
 }
 
-fn take_over(world: &mut World, recovered: &Recovered, harm: &Harm) -> Option<(Rc<SimArena>, ShardStore)> {
-    let arena = world.arena.clone()?;
+fn take_over(world: &mut World, recovered: &Recovered, harm: &Harm, fresh: bool) -> Memory {
+    let Some(arena) = world.arena.clone() else {
+        let not_needed = recovered.clean && !recovered.stillborn || fresh;
+        return if not_needed { Memory::NotNeeded } else { Memory::Lost(None) };
+    };
+    let known = arena.incarnation.get().max(arena.next_incarnation.get());
+    if arena.flushed.get() > recovered.flushed && !fresh {
+        return refuse(world, harm, known, "the log is shorter than it was");
+    }
+    if (recovered.clean || fresh) && !recovered.ends_uncertain {
+        return Memory::NotNeeded;
+    }
     let last = recovered.last_incarnation;
-    let fits = arena.incarnation.get() == last || arena.next_incarnation.get() == last;
-    if !fits || recovered.ends_uncertain || recovered.clean {
-        // Of another life, or not needed: only damage makes the loss of a memory that is.
+    if arena.incarnation.get() != last && arena.next_incarnation.get() != last {
+        // Of a life that never began, unless damage has taken its beginning.
         if harm.arena {
-            world.ledger.arena_is_lost();
+            return refuse(world, harm, known, "it is of another incarnation");
         }
-        return None;
+        return Memory::Lost(Some(known));
+    }
+    if recovered.ends_uncertain {
+        return refuse(world, harm, known, "ends are uncertain");
     }
     let mut store = filled_store(world, recovered, recovered.epoch);
     match adopt(&mut store, &*arena, arena.live()) {
         Ok(adopted) => {
             assert!(!world.arena_flipped, "an arena with another bit is taken over");
             adopted.free.into_iter().for_each(|block| arena.free(block));
-            Some((arena, store))
+            Memory::Taken(arena, store)
         }
-        Err(error) => {
-            assert!(world.arena_flipped || harm.arena, "a kept arena is always taken over: {error}");
-            world.note(format!("the arena is refused: {error}"));
-            world.meet("arena refused");
-            world.ledger.arena_is_lost();
-            None
-        }
+        Err(error) => refuse(world, harm, known, &error.to_string()),
     }
+}
+
+/// Only damage makes the loss of a memory that was kept.
+fn refuse(world: &mut World, harm: &Harm, known: Incarnation, reason: &str) -> Memory {
+    assert!(world.arena_flipped || harm.arena, "a kept arena is always taken over: {reason}");
+    world.note(format!("the arena is refused: {reason}"));
+    world.meet("arena refused");
+    world.ledger.arena_is_lost();
+    Memory::Lost(Some(known))
 }
 
 fn filled_store(world: &World, recovered: &Recovered, epoch: Epoch) -> ShardStore {

@@ -65,6 +65,7 @@ impl Shard {
             self.store.flush_completed(&*self.arena, &done.plan);
             self.index.insert_extent(done.segment, done.place, &done.entries);
         }
+        self.arena.flushed.set(flushed);
         let released = self.acks.flushed(flushed);
         for mark in &released.ends {
             world.ledger.flushed(mark.key, mark.next_offset);
