@@ -222,7 +222,9 @@ impl SimDisk {
         self.failed |= fails;
         let file = self.file(segment);
         let at = file.changes.iter().position(|(other, _)| *other == id).expect("a write completes once");
-        let (_, Change::Write { place, bytes, completed }) = &mut file.changes[at] else { panic!("{id:?} is no write") };
+        let (_, Change::Write { place, bytes, completed }) = &mut file.changes[at] else {
+            panic!("{id:?} is no write")
+        };
         if fails {
             // Some sectors may have made it, in a way that only the id decides.
             let mut rng = Rng::new(id.0);

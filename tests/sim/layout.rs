@@ -91,7 +91,7 @@ impl Layout {
         match draw(8) {
             0 => draw(len.max(1)),
             1 => draw(64),
-            2 if len > end => end + draw(len - end),
+            2 if len > end => end + draw((len - end).min(8192)),
             // The trailer.
             3 if len > end => len - 4096 + draw(64),
             4 | 5 if !extents.is_empty() => {

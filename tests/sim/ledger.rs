@@ -5,16 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchHeader, batches, check_crc, seal_crc};
+use ringmain_core::crc::crc32c;
 use ringmain_core::ids::{Offset, PartitionKey};
 
 use crate::disk::Crash;
 use crate::layout::Records;
 use crate::rng::Rng;
 
-/// A batch as a reader sees it; `id` stands in its body.
+/// A batch as a reader sees it; `id` stands in its body, `sum` is over all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub id: u64,
+    pub sum: u32,
     pub base: Offset,
     pub next: Offset,
 }
@@ -85,7 +87,7 @@ impl Ledger {
         records: u32,
         body_bytes: usize,
         noise: bool,
-    ) -> (u64, BatchHeader, Vec<u8>) {
+    ) -> (BatchHeader, Vec<u8>) {
         self.next_id += 1;
         let size = (BATCH_HEADER_BYTES + 8 + body_bytes).next_multiple_of(8);
         let header = BatchHeader {
@@ -103,7 +105,7 @@ impl Ledger {
         header.write(&mut bytes);
         bytes[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + 8].copy_from_slice(&self.next_id.to_le_bytes());
         seal_crc(&mut bytes);
-        (self.next_id, BatchHeader::parse(&bytes).expect("a sound batch"), bytes)
+        (BatchHeader::parse(&bytes).expect("a sound batch"), bytes)
     }
 
     pub fn appended(&mut self, key: PartitionKey, seen: Seen, now_ms: u64) {
@@ -283,9 +285,10 @@ fn check_damaged(
 
 /// A batch as its bytes say, header and the id behind it.
 pub fn seen_of(header: &BatchHeader, bytes: &[u8]) -> Seen {
+    let body = &bytes[BATCH_HEADER_BYTES..header.batch_bytes as usize];
     let mut id = [0; 8];
-    id.copy_from_slice(&bytes[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + 8]);
-    Seen { id: u64::from_le_bytes(id), base: header.base_offset, next: header.next_offset() }
+    id.copy_from_slice(&body[..8]);
+    Seen { id: u64::from_le_bytes(id), sum: crc32c(body), base: header.base_offset, next: header.next_offset() }
 }
 
 /// Reads batches that stand one behind the other, CRCs checked.

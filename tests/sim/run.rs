@@ -156,7 +156,7 @@ fn random_step(world: &mut World, shard: &mut Shard, troubles: Troubles) -> Resu
         80..92 => {
             if shard.is_syncing() {
                 shard.end_sync(world)?;
-            } else if works {
+            } else {
                 shard.begin_sync(world)?;
             }
         }

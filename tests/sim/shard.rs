@@ -27,7 +27,7 @@ use ringmain_core::store::{AppendError, PartitionStart, ShardStore};
 
 use crate::arena::SimArena;
 use crate::disk::{SyncTicket, WriteId};
-use crate::ledger::Seen;
+use crate::ledger::seen_of;
 use crate::world::World;
 
 pub use start::{Started, start};
@@ -108,13 +108,16 @@ impl Shard {
         let most = world.plan_bytes_max as u64 / 2;
         let body = if world.rng.once_in(12) { world.rng.below(most.min(9000)) } else { world.rng.below(600) } as usize;
         let noise = world.rng.once_in(3);
-        let (id, header, bytes) = world.ledger.make_batch(key, records, body, noise);
-        let appended = match self.store.append(&*self.arena, &header, &bytes, world.wall.passed_ms, world.wall.now_ms()) {
+        let (mut header, bytes) = world.ledger.make_batch(key, records, body, noise);
+        let appended = match self.store.append(&*self.arena, &header, &bytes, world.wall.passed_ms, world.wall.now_ms())
+        {
             Ok(appended) => appended,
             Err(AppendError::Busy { .. }) => return false,
             Err(error) => panic!("append: {error}"),
         };
-        let seen = Seen { id, base: appended.base_offset, next: appended.next_offset };
+        header.base_offset = appended.base_offset;
+        let seen = seen_of(&header, &bytes);
+        assert_eq!(seen.next, appended.next_offset);
         world.ledger.appended(key, seen, world.wall.passed_ms);
         world.note(format!("append {key} {}..{} {level}", seen.base, seen.next));
         if level > Durability::Memory {

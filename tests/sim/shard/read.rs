@@ -124,7 +124,8 @@ fn read_run(world: &mut World, segment: SegmentSequence, entry: &IndexEntry) -> 
         return Vec::new();
     }
     let run = &bytes[within..within + entry.stored_bytes as usize];
-    let (seen, whole) = if entry.codec == 0 { whole_batches(entry.key, run) } else { whole_packs(world, entry.key, run) };
+    let (seen, whole) =
+        if entry.codec == 0 { whole_batches(entry.key, run) } else { whole_packs(world, entry.key, run) };
     if !whole {
         assert!(world.is_damaged(), "a run is not whole: {entry:?}");
         world.meet(if entry.codec == 0 { "bad batch in a run" } else { "bad pack in a run" });

@@ -82,8 +82,7 @@ impl Shard {
             let durable = &self.durable_starts;
             let created = world.created.clone();
             let is_live = |run: &IndexEntry| {
-                created.contains_key(&run.key)
-                    && durable.get(&run.key).is_none_or(|start| run.next_offset > *start)
+                created.contains_key(&run.key) && durable.get(&run.key).is_none_or(|start| run.next_offset > *start)
             };
             if !runs.iter().any(is_live) {
                 world.note(format!("free {segment}"));

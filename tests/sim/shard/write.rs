@@ -51,9 +51,7 @@ impl Shard {
         let sequence = done.sequence;
         let behind = self.written.partition_point(|other| other.end < done.end);
         self.written.insert(behind, done);
-        if !self.failed()
-            && let Some(flushed) = self.tail.extent_completed(sequence)
-        {
+        if let Some(flushed) = self.tail.extent_completed(sequence) {
             self.flushed_up_to(world, flushed);
         }
         Ok(())
