@@ -21,6 +21,7 @@ use ringmain_core::pack::PACK_BYTES_MAX;
 
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
+use crate::index_repair::{self, PageError};
 use crate::runtime::spawn_joined;
 use crate::shard::Shard;
 use crate::signal::Broadcast;
@@ -235,7 +236,12 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
     }
     let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, raw_bytes: 0, not_taken: None };
     for _ in 0..RUNS_MAX {
-        let sound = read_run(shard, &mut place, wanted, &mut got).await;
+        let sound = match read_run(shard, &mut place, wanted, &mut got).await {
+            Ok(sound) => sound,
+            Err(error) if got.parts.is_empty() => return DiskFetch::Failed(error.to_string()),
+            // The next fetch will find out.
+            Err(_) => break,
+        };
         if !sound && got.parts.is_empty() {
             tracing::warn!(
                 shard = shard.id.0,
@@ -278,30 +284,41 @@ async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, St
             LookupStep::Found(segment, entry) => return Ok(Some(Place { segment, entry, at: 0 })),
             LookupStep::NotFound => return Ok(None),
             LookupStep::ReadPage(page) => {
-                let Some(entries) = read_page(shard, &page).await? else { continue };
-                lookup.feed(&shard.log.index.borrow(), &page, &entries);
+                match read_page(shard, &page).await {
+                    Ok(Some(entries)) => lookup.feed(&shard.log.index.borrow(), &page, &entries),
+                    Ok(None) => {}
+                    Err(PageError::Damaged(reason)) => index_repair::rebuild(shard, page.segment, &reason).await?,
+                    Err(PageError::Failed(error)) => return Err(error),
+                }
             }
         }
     }
 }
 
 /// A page of a footer; nothing when its segment has gone meanwhile.
-async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, String> {
+async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, PageError> {
     let known =
         shard.readers.pages.borrow().iter().find(|(other, _)| other == page).map(|(_, entries)| Rc::clone(entries));
     if let Some(entries) = known {
         return Ok(Some(entries));
     }
-    let file = shard.readers.file(shard, page.segment).await.map_err(|error| error.to_string())?;
-    let bytes = read_bytes(shard, &file, page.place, FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
+    let file = shard.readers.file(shard, page.segment).await?;
+    let bytes = read_bytes(shard, &file, page.place, FOOTER_PAGE_BYTES).await?;
     let Some(decoded) = shard.log.index.borrow().decode_page(page, &bytes) else { return Ok(None) };
-    let entries = Rc::new(decoded.map_err(|error| format!("segment {}: {error}", page.segment))?);
+    let entries = Rc::new(decoded.map_err(|error| PageError::Damaged(error.to_string()))?);
     let mut pages = shard.readers.pages.borrow_mut();
     pages.push_back((*page, Rc::clone(&entries)));
     if pages.len() > PAGES_MAX {
         pages.pop_front();
     }
     Ok(Some(entries))
+}
+
+impl From<FileError> for PageError {
+    fn from(error: FileError) -> Self {
+        let text = error.to_string();
+        if error.is_lost() { Self::Damaged(text) } else { Self::Failed(text) }
+    }
 }
 
 /// Reads side by side, in pieces that the device takes at once.
@@ -348,9 +365,18 @@ impl Got {
     }
 }
 
-/// Takes batches from the run, from where `place` is in it. Returns false when the run is damaged there.
-async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> bool {
-    let Ok(file) = shard.readers.file(shard, place.segment).await else { return false };
+/// Takes batches from the run, from where `place` is in it. Gives false when the run is damaged there, or the device can't
+/// read it; any other error says nothing about the run.
+async fn read_run(
+    shard: &Rc<Shard>,
+    place: &mut Place,
+    wanted: &Wanted,
+    got: &mut Got,
+) -> Result<bool, FileError> {
+    let file = match shard.readers.file(shard, place.segment).await {
+        Ok(file) => file,
+        Err(error) => return lost(shard, place, error),
+    };
     let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.raw_bytes).min(1024 * 1024));
     while place.at < place.entry.stored_bytes {
         let left = (place.entry.stored_bytes - place.at) as usize;
@@ -358,10 +384,7 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         let from = u64::from(place.entry.place) + u64::from(place.at);
         let bytes = match read_bytes(shard, &file, from, size).await {
             Ok(bytes) => Bytes::from(bytes),
-            Err(error) => {
-                tracing::warn!(shard = shard.id.0, segment = place.segment.0, %error, "can't read a run");
-                return false;
-            }
+            Err(error) => return lost(shard, place, error),
         };
         if wanted.was_tail {
             shard.metrics.tail_disk_read_bytes_total.add(size as u64);
@@ -374,24 +397,30 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         // Bounded by the run's size, a u32.
         place.at += taken.walked as u32;
         match taken.end {
-            End::Damaged => return false,
-            End::Enough => return true,
+            End::Damaged => return Ok(false),
+            End::Enough => return Ok(true),
             End::NotTaken { codec } => {
                 got.not_taken = Some(codec);
-                return true;
+                return Ok(true);
             }
             End::Cut { needs } if taken.walked == 0 && size < left => {
                 window = needs.max(window).min(BATCH_BYTES_MAX.max(PACK_BYTES_MAX));
             }
-            End::Cut { .. } if size == left => return taken.walked == size,
+            End::Cut { .. } if size == left => return Ok(taken.walked == size),
             End::Cut { .. } => {
                 if got.raw_bytes >= wanted.bytes_max {
-                    return true;
+                    return Ok(true);
                 }
             }
         }
     }
-    true
+    Ok(true)
+}
+
+/// What an error says about the run: lost, or nothing.
+fn lost(shard: &Shard, place: &Place, error: FileError) -> Result<bool, FileError> {
+    tracing::warn!(shard = shard.id.0, segment = place.segment.0, place = place.entry.place, %error, "can't read a run");
+    if error.is_lost() { Ok(false) } else { Err(error) }
 }
 
 /// Whether a client that takes `codecs` takes this one.

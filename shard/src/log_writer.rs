@@ -7,7 +7,7 @@ mod fill;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -506,6 +506,16 @@ impl LogWriter {
     pub(crate) fn open_segment(&self) -> Option<(SegmentSequence, LogFile)> {
         let segment = self.tail.borrow().open_segment()?.segment;
         self.file.borrow().clone().map(|file| (segment, file))
+    }
+
+    /// Where the segments are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Size of a whole segment.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
     }
 
     /// Path of a segment's file.

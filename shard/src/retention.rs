@@ -19,6 +19,7 @@ use ringmain_core::retention::{Bounds, ClockVerdict, Retention, RetentionClock};
 use ringmain_core::store::ShardStore;
 
 use self::runs::RunReader;
+use crate::index_repair::{self, PageError};
 use crate::log_writer::LogWriter;
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::yield_if_needed;
@@ -166,23 +167,45 @@ async fn count_sealed(shard: &Rc<Shard>, reader: &mut RunReader) {
         if matches!(shard.log.index.borrow().get(segment), Some(SegmentIndex::Full(_))) {
             continue;
         }
-        let pages = reader.all_pages(shard, segment);
-        for page in pages {
-            if shard.stopping.get() {
-                return;
-            }
-            match reader.page(shard, segment, page).await {
-                Ok(runs) => count_page(shard, segment, &runs),
-                Err(error) => {
-                    tracing::warn!(shard = shard.id.0, segment = segment.0, "can't count a segment's runs: {error}");
-                    break;
-                }
-            }
-            yield_if_needed().await;
+        if let Err(error) = count_segment(shard, reader, segment).await {
+            tracing::warn!(shard = shard.id.0, segment = segment.0, "can't count a segment's runs: {error}");
+        }
+        if shard.stopping.get() {
+            return;
         }
     }
     shard.retention.at_start.borrow_mut().clear();
     shard.retention.counted.set(true);
+}
+
+async fn count_segment(
+    shard: &Rc<Shard>,
+    reader: &mut RunReader,
+    segment: SegmentSequence,
+) -> Result<(), String> {
+    let mut counted = None;
+    for page in reader.all_pages(shard, segment) {
+        if shard.stopping.get() {
+            return Ok(());
+        }
+        match reader.page(shard, segment, page).await {
+            Ok(runs) => {
+                counted = runs.last().map(IndexEntry::sort_key).or(counted);
+                count_page(shard, segment, &runs);
+            }
+            Err(PageError::Failed(error)) => return Err(error),
+            Err(PageError::Damaged(reason)) => {
+                index_repair::rebuild(shard, segment, &reason).await?;
+                // Sorted as the pages are: what comes behind those that were counted.
+                let mut runs = reader.all_runs(shard, segment).await?;
+                runs.retain(|run| counted.is_none_or(|last| run.sort_key() > last));
+                count_page(shard, segment, &runs);
+                return Ok(());
+            }
+        }
+        yield_if_needed().await;
+    }
+    Ok(())
 }
 
 fn count_page(shard: &Shard, segment: SegmentSequence, runs: &[IndexEntry]) {

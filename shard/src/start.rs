@@ -464,6 +464,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),
         disk_full: Cell::new(disk_full),
+        index_repair: crate::index_repair::IndexRepair::default(),
         stopping: Cell::new(false),
         retention,
     }

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use ringmain_core::ids::{SegmentSequence, TopicId};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, SegmentIndex};
 
-use crate::files::LogFile;
+use crate::files::{FileError, LogFile};
+use crate::index_repair::{self, PageError};
 use crate::shard::Shard;
 
 /// Pages read at once: they are read in order, mostly.
@@ -37,17 +38,17 @@ impl RunReader {
         segment: SegmentSequence,
         topic: TopicId,
     ) -> Result<Vec<IndexEntry>, String> {
-        let pages = match shard.log.index.borrow().get(segment) {
-            Some(SegmentIndex::Full(active)) => return Ok(active.runs_of(topic).collect()),
-            Some(SegmentIndex::Sealed(sealed)) => sealed.pages_of(topic),
-            None => return Ok(Vec::new()),
-        };
-        let mut runs = Vec::new();
-        for page in pages {
-            let entries = self.page(shard, segment, page).await?;
-            runs.extend(entries.iter().filter(|run| run.key.topic == topic));
+        loop {
+            let pages = match shard.log.index.borrow().get(segment) {
+                Some(SegmentIndex::Full(active)) => return Ok(active.runs_of(topic).collect()),
+                Some(SegmentIndex::Sealed(sealed)) => sealed.pages_of(topic),
+                None => return Ok(Vec::new()),
+            };
+            if let Some(mut runs) = self.pages(shard, segment, pages).await? {
+                runs.retain(|run| run.key.topic == topic);
+                return Ok(runs);
+            }
         }
-        Ok(runs)
     }
 
     /// All runs of a segment.
@@ -56,14 +57,37 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
     ) -> Result<Vec<IndexEntry>, String> {
-        if let Some(SegmentIndex::Full(active)) = shard.log.index.borrow().get(segment) {
-            return Ok(active.sorted());
+        loop {
+            if let Some(SegmentIndex::Full(active)) = shard.log.index.borrow().get(segment) {
+                return Ok(active.sorted());
+            }
+            let pages = self.all_pages(shard, segment);
+            if let Some(runs) = self.pages(shard, segment, pages).await? {
+                return Ok(runs);
+            }
         }
+    }
+
+    /// The entries of some pages; none when the index was made again instead, since one of them is damaged.
+    async fn pages(
+        &mut self,
+        shard: &Shard,
+        segment: SegmentSequence,
+        pages: Range<u32>,
+    ) -> Result<Option<Vec<IndexEntry>>, String> {
         let mut runs = Vec::new();
-        for page in self.all_pages(shard, segment) {
-            runs.extend(self.page(shard, segment, page).await?.iter());
+        for page in pages {
+            match self.page(shard, segment, page).await {
+                Ok(entries) => runs.extend(entries.iter()),
+                Err(PageError::Failed(error)) => return Err(error),
+                Err(PageError::Damaged(reason)) => {
+                    self.close().await;
+                    index_repair::rebuild(shard, segment, &reason).await?;
+                    return Ok(None);
+                }
+            }
         }
-        Ok(runs)
+        Ok(Some(runs))
     }
 
     /// One page of a sealed segment's footer, checked.
@@ -72,7 +96,8 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
         page: u32,
-    ) -> Result<Rc<Vec<IndexEntry>>, String> {
+    ) -> Result<Rc<Vec<IndexEntry>>, PageError> {
+        let gone = || PageError::Failed(format!("segment {segment} is gone"));
         let file = self.file(shard, segment).await?;
         let (from, pages) = &self.pages;
         if let Some(known) = page.checked_sub(*from).and_then(|at| pages.get(at as usize)) {
@@ -80,31 +105,29 @@ impl RunReader {
         }
         let (place, count) = match shard.log.index.borrow().get(segment) {
             Some(SegmentIndex::Sealed(sealed)) => (sealed.page_place(page), (sealed.pages() - page).min(READ_PAGES)),
-            Some(SegmentIndex::Full(_)) | None => return Err(format!("segment {segment} is gone")),
+            Some(SegmentIndex::Full(_)) | None => return Err(gone()),
         };
-        let bytes = file.read_at(place, count as usize * FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
+        let bytes = file.read_at(place, count as usize * FOOTER_PAGE_BYTES).await?;
         let index = shard.log.index.borrow();
-        let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else {
-            return Err(format!("segment {segment} is gone"));
-        };
+        let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else { return Err(gone()) };
         let decoded: Result<Vec<_>, _> = bytes
             .as_slice()
             .chunks_exact(FOOTER_PAGE_BYTES)
             .zip(page..)
             .map(|(bytes, page)| sealed.decode_page(page, bytes).map(Rc::new))
             .collect();
-        self.pages = (page, decoded.map_err(|error| format!("segment {segment}: {error}"))?);
-        self.pages.1.first().map(Rc::clone).ok_or_else(|| format!("segment {segment} has no page {page}"))
+        self.pages = (page, decoded.map_err(|error| PageError::Damaged(error.to_string()))?);
+        self.pages.1.first().map(Rc::clone).ok_or_else(gone)
     }
 
-    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, String> {
+    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, FileError> {
         if let Some((open, file)) = &self.file
             && *open == segment
         {
             return Ok(file.clone());
         }
         self.close().await;
-        let file = LogFile::open_sealed(&shard.log.path_of(segment)).await.map_err(|error| error.to_string())?;
+        let file = LogFile::open_sealed(&shard.log.path_of(segment)).await?;
         self.file = Some((segment, file.clone()));
         Ok(file)
     }

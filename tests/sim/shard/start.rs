@@ -90,7 +90,7 @@ fn check_cases(world: &mut World, recovered: &Recovered, harm: &Harm) {
 
 /// What becomes of the memory of the process before.
 enum Memory {
-    Taken(Rc<SimArena>, ShardStore),
+    Taken(Rc<SimArena>, Box<ShardStore>),
     NotNeeded,
     /// With the highest incarnation that it knew.
     Lost(Option<Incarnation>),
@@ -117,7 +117,7 @@ fn open_memory(world: &mut World, recovered: &Recovered, harm: &Harm) -> (Rc<Sim
     }
     world.arena_flipped = false;
     let (arena, store) = match memory {
-        Memory::Taken(arena, store) => (arena, store),
+        Memory::Taken(arena, store) => (arena, *store),
         _ => (Rc::new(SimArena::new(recovered.next_incarnation)), filled_store(world, recovered, epoch)),
     };
     world.arena = Some(Rc::clone(&arena));
@@ -153,7 +153,7 @@ fn take_over(world: &mut World, recovered: &Recovered, harm: &Harm, fresh: bool)
         Ok(adopted) => {
             assert!(!world.arena_flipped, "an arena with another bit is taken over");
             adopted.free.into_iter().for_each(|block| arena.free(block));
-            Memory::Taken(arena, store)
+            Memory::Taken(arena, Box::new(store))
         }
         Err(error) => refuse(world, harm, known, &error.to_string()),
     }
