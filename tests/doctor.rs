@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "limits/mount.rs"]
+#[path = "support/mount.rs"]
 #[allow(dead_code, reason = "shared with the tests of limits")]
 mod mount;
 mod support;

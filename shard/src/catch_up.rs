@@ -283,14 +283,12 @@ async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, St
         match step {
             LookupStep::Found(segment, entry) => return Ok(Some(Place { segment, entry, at: 0 })),
             LookupStep::NotFound => return Ok(None),
-            LookupStep::ReadPage(page) => {
-                match read_page(shard, &page).await {
-                    Ok(Some(entries)) => lookup.feed(&shard.log.index.borrow(), &page, &entries),
-                    Ok(None) => {}
-                    Err(PageError::Damaged(reason)) => index_repair::rebuild(shard, page.segment, &reason).await?,
-                    Err(PageError::Failed(error)) => return Err(error),
-                }
-            }
+            LookupStep::ReadPage(page) => match read_page(shard, &page).await {
+                Ok(Some(entries)) => lookup.feed(&shard.log.index.borrow(), &page, &entries),
+                Ok(None) => {}
+                Err(PageError::Damaged(reason)) => index_repair::rebuild(shard, page.segment, &reason).await?,
+                Err(PageError::Failed(error)) => return Err(error),
+            },
         }
     }
 }
@@ -367,12 +365,7 @@ impl Got {
 
 /// Takes batches from the run, from where `place` is in it. Gives false when the run is damaged there, or the device can't
 /// read it; any other error says nothing about the run.
-async fn read_run(
-    shard: &Rc<Shard>,
-    place: &mut Place,
-    wanted: &Wanted,
-    got: &mut Got,
-) -> Result<bool, FileError> {
+async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> Result<bool, FileError> {
     let file = match shard.readers.file(shard, place.segment).await {
         Ok(file) => file,
         Err(error) => return lost(shard, place, error),

@@ -53,14 +53,17 @@ async fn rebuild_one(shard: &Shard, segment: SegmentSequence, reason: &str) -> R
         Some(SegmentIndex::Sealed(sealed)) => *sealed.end(),
         Some(SegmentIndex::Full(_)) | None => return Ok(()),
     };
-    tracing::error!(shard = shard.id.0, segment = segment.0, "a page of a footer is lost, its index is made again: {reason}");
+    tracing::error!(
+        shard = shard.id.0,
+        segment = segment.0,
+        "a page of a footer is lost, its index is made again: {reason}"
+    );
     let (dir, segment_bytes) = (shard.log.dir().to_owned(), shard.log.segment_bytes());
     let (done, mut result) = mailbox(1);
     let work = move || {
         let reader = LogReader::with_lock_wait(&dir, LOCK_WAIT).map_err(|error| error.to_string());
-        let rebuilt = reader.and_then(|mut reader| {
-            rebuild_index(&mut reader, segment_bytes, &end).map_err(|error| error.to_string())
-        });
+        let rebuilt = reader
+            .and_then(|mut reader| rebuild_index(&mut reader, segment_bytes, &end).map_err(|error| error.to_string()));
         // Nobody listens when the shard has gone.
         let _ = done.try_send(rebuilt);
     };

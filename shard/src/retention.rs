@@ -178,11 +178,7 @@ async fn count_sealed(shard: &Rc<Shard>, reader: &mut RunReader) {
     shard.retention.counted.set(true);
 }
 
-async fn count_segment(
-    shard: &Rc<Shard>,
-    reader: &mut RunReader,
-    segment: SegmentSequence,
-) -> Result<(), String> {
+async fn count_segment(shard: &Rc<Shard>, reader: &mut RunReader, segment: SegmentSequence) -> Result<(), String> {
     let mut counted = None;
     for page in reader.all_pages(shard, segment) {
         if shard.stopping.get() {

@@ -152,9 +152,7 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
     let fresh = recovered.last_incarnation == Incarnation(0) && lost_log.is_none();
     let no_arena = match &life.arena {
         ArenaChoice::Anonymous if recovered.clean && !recovered.stillborn || fresh => NoArena::NotNeeded,
-        ArenaChoice::Anonymous => {
-            NoArena::Lost("the process before had its memory in an anonymous arena".into(), None)
-        }
+        ArenaChoice::Anonymous => NoArena::Lost("the process before had its memory in an anonymous arena".into(), None),
         ArenaChoice::Dir(dir) => match take_over(life, recovered, dir, &identity, fresh)? {
             Ok(memory) => return Ok(memory),
             Err(no_arena) => no_arena,
