@@ -7,120 +7,17 @@
 
 mod support;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::broker::{Broker, Dying, Home};
-use support::ledger::{Ledger, Partition};
-use support::load::{Plan, create_topics, produce, produce_all};
+use support::broker::{Broker, Home};
+use support::load::{Plan, produce_all};
 use support::random::Random;
-use support::readback::{MayMiss, Read, check};
-use support::{LIMIT, number_from_env, run, wait_for};
+use support::readback::MayMiss;
+use support::trial::{Seen, Trial};
+use support::{number_from_env, run, wait_for};
 
 /// Rounds on one data directory; then a new one, so that reading all back stays quick.
 const ROUNDS_PER_HOME: u64 = 8;
-
-/// A data directory with its ledger, over several lives of the broker.
-struct Trial {
-    /// The broker that was killed last, when nobody has waited for its end. Before the home, which it has its log in.
-    dying: Option<Dying>,
-    home: Home,
-    ledger: Arc<Ledger>,
-    topics: Vec<(String, u32)>,
-    random: Random,
-    /// Epochs that were seen last.
-    epochs: HashMap<Partition, u32>,
-    seen: Seen,
-}
-
-/// What the starts after the kills have met: it tells whether the rounds were worth their time.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    /// Batches that only the arena had.
-    adopted_batches: u64,
-    /// Starts while the killed process was perhaps not gone yet.
-    at_once: u64,
-    /// Starts that had to wait for writes of the dead process.
-    waited: u64,
-    /// Starts that found a torn end of the log.
-    torn: u64,
-}
-
-impl Trial {
-    fn new(random: &mut Random) -> (Self, Broker) {
-        let topics = vec![("wide".to_owned(), 4), ("two".to_owned(), 2), ("one".to_owned(), 1)];
-        let trial = Self {
-            dying: None,
-            home: Home::default(),
-            ledger: Arc::default(),
-            topics,
-            random: Random(random.next()),
-            epochs: HashMap::new(),
-            seen: Seen::default(),
-        };
-        let broker = trial.home.start();
-        run(create_topics(&broker.broker, &trial.topics));
-        (trial, broker)
-    }
-
-    /// Kills the broker at a random moment under load.
-    fn kill_under_load(&mut self, broker: Broker) {
-        let (plans, acks) = match self.random.one_in(3) {
-            true => (Plan::large(&self.topics, &mut self.random), self.random.within(1..150)),
-            false => (Plan::all(&self.topics, &mut self.random), self.random.within(1..3000)),
-        };
-        let address = broker.broker.clone();
-        let acks_wanted = self.ledger.acks() + acks;
-        let moment = Duration::from_micros(self.random.within(0..20_000));
-        let stop = Arc::new(AtomicBool::new(false));
-        let ledger = Arc::clone(&self.ledger);
-        run(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for plan in plans {
-                tasks.spawn(produce(address.clone(), plan, Arc::clone(&ledger), Arc::clone(&stop)));
-            }
-            let began = Instant::now();
-            while ledger.acks() < acks_wanted && !tasks.is_empty() {
-                assert!(began.elapsed() < LIMIT, "no acks");
-                tokio::select! {
-                    Some(done) = tasks.join_next() => done.unwrap(),
-                    () = tokio::time::sleep(Duration::from_micros(200)) => {}
-                }
-            }
-            tokio::time::sleep(moment).await;
-            // In half of the rounds the next broker starts at once, beside the dying one.
-            match self.random.one_in(2) {
-                true => self.dying = Some(broker.strike()),
-                false => broker.kill(),
-            }
-            stop.store(true, Ordering::Relaxed);
-            while let Some(done) = tasks.join_next().await {
-                done.unwrap();
-            }
-        });
-    }
-
-    /// Starts a broker on what the last one left.
-    fn start(&mut self) -> Broker {
-        let dying = self.dying.take();
-        self.seen.at_once += u64::from(dying.is_some());
-        let broker = self.home.start();
-        if let Some(dying) = dying {
-            dying.end();
-        }
-        let log = broker.log();
-        self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
-        self.seen.waited += u64::from(log.contains("waits for the writes"));
-        self.seen.torn += u64::from(log.contains("Torn"));
-        broker
-    }
-
-    fn check(&self, broker: &Broker, may_miss: MayMiss) -> HashMap<Partition, Read> {
-        run(check(&broker.broker, &self.ledger, may_miss))
-    }
-}
 
 fn rounds(default: u64) -> u64 {
     number_from_env("RINGMAIN_KILL_ROUNDS", default)
@@ -132,7 +29,7 @@ fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker)
     let mut left = rounds;
     let (mut acks, mut lost, mut seen) = ([0; 3], 0, Seen::default());
     while left > 0 {
-        let (mut trial, mut broker) = Trial::new(&mut random);
+        let (mut trial, mut broker) = Trial::new(Home::default(), &mut random);
         for _ in 0..left.min(ROUNDS_PER_HOME) {
             broker = round(&mut trial, broker);
             left -= 1;
@@ -140,10 +37,7 @@ fn run_rounds(test: &str, rounds: u64, mut round: impl FnMut(&mut Trial, Broker)
         }
         broker.kill();
         lost += trial.ledger.lost();
-        seen.adopted_batches += trial.seen.adopted_batches;
-        seen.at_once += trial.seen.at_once;
-        seen.waited += trial.seen.waited;
-        seen.torn += trial.seen.torn;
+        seen.add(trial.seen);
         for (sum, count) in acks.iter_mut().zip(trial.ledger.acks_by_level()) {
             *sum += count;
         }
@@ -224,7 +118,7 @@ fn kills_without_the_arena_in_mixed_order_never_give_an_offset_twice() {
 #[test]
 fn zeros_written_ahead_of_synced_records_never_cover_any() {
     let mut random = Random::announced("zeros ahead");
-    let (mut trial, mut broker) = Trial::new(&mut random);
+    let (mut trial, mut broker) = Trial::new(Home::default(), &mut random);
     for _ in 0..2 {
         // Small extents, each with a sync; then large ones that go over what was filled, while small ones go on.
         // On a busy machine they gather to large ones at first.

@@ -26,6 +26,7 @@ pub mod offsets;
 pub mod pack;
 pub mod packing;
 pub mod prefill;
+pub mod read_share;
 pub mod recover;
 pub mod retention;
 pub mod segment;

@@ -36,7 +36,7 @@ use crate::log::{LogStart, NextPlace};
 use crate::segment::SegmentHeader;
 
 pub use cases::{Case, CaseSeen};
-pub use rebuild::{RebuiltFooter, rebuild_footer};
+pub use rebuild::{RebuiltIndex, rebuild_index};
 
 /// The segment files of one shard log, to be read while nobody writes them.
 pub trait SegmentSource {
@@ -173,6 +173,9 @@ pub struct Recovered {
     pub epoch: Epoch,
     /// The shard stopped with everything flushed and synced, and nothing follows.
     pub clean: bool,
+    /// Behind a clean stop a life had begun to make its first segment, and nothing of it is whole. It died at once, or what it
+    /// wrote is damaged: only its arena knows. Without one its memory counts as lost.
+    pub stillborn: bool,
     /// Damage hides what may have been the last records of some partition. The epoch must be raised as if memory was lost,
     /// or offsets would be given twice.
     pub ends_uncertain: bool,
@@ -201,6 +204,14 @@ pub struct Recovered {
 }
 
 impl Recovered {
+    /// The epoch to go on in when memory is lost. Each life since the last one in the log may have raised it, and each left its
+    /// number at least: in the log, or as `in_arena`, the highest incarnation that the arena knows.
+    #[must_use]
+    pub fn epoch_past_loss(&self, in_arena: Option<Incarnation>) -> Epoch {
+        let next = self.next_incarnation.0.max(in_arena.map_or(0, |incarnation| incarnation.0.saturating_add(1)));
+        Epoch(self.epoch.0.saturating_add(next - self.last_incarnation.0))
+    }
+
     /// The start of the next life in `epoch`.
     #[must_use]
     pub fn log_start(&self, log_id: LogId, segment_bytes: u64, epoch: Epoch) -> LogStart {

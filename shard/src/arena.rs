@@ -27,14 +27,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
-use ringmain_core::ids::{Incarnation, TopicId};
+use ringmain_core::ids::{Incarnation, Position, TopicId};
 use ringmain_core::limits::{BLOCK_BYTES, SLAB_BYTES};
 
 pub use self::descriptor::{BlockState, DescriptorError};
 use self::descriptor::{DESCRIPTOR_BYTES, FIELDS_AT, FIELDS_BYTES, Fields, Word};
 pub use self::error::ArenaError;
-use self::header::HEADER_BYTES;
 pub use self::header::{ArenaHeader, ArenaIdentity, HeaderError};
+use self::header::{FLUSHED_AT, HEADER_BYTES};
 use self::map::Map;
 pub use self::quarantine::quarantine_file;
 pub use self::reserve::{ArenaReserver, check_dir, check_room};
@@ -274,6 +274,17 @@ impl Arena {
     pub fn count_panic(&mut self) -> u32 {
         self.change(|header| header.adoption_panics += 1);
         self.header.adoption_panics
+    }
+
+    /// Everything before `flushed` is in the log. A log that ends before it is not the one it was.
+    pub fn note_flushed(&self, flushed: Position) {
+        self.map.word(FLUSHED_AT).store(flushed.0, Ordering::Release);
+    }
+
+    /// How far the log was flushed by those who wrote it with this arena.
+    #[must_use]
+    pub fn flushed(&self) -> Position {
+        Position(self.map.word(FLUSHED_AT).load(Ordering::Acquire))
     }
 
     fn descriptor_at(&self, block: u32) -> usize {

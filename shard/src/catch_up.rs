@@ -21,6 +21,7 @@ use ringmain_core::pack::PACK_BYTES_MAX;
 
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
+use crate::index_repair::{self, PageError};
 use crate::runtime::spawn_joined;
 use crate::shard::Shard;
 use crate::signal::Broadcast;
@@ -236,20 +237,20 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
     let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, raw_bytes: 0, not_taken: None };
     for _ in 0..RUNS_MAX {
         let sound = match read_run(shard, &mut place, wanted, &mut got).await {
-            RunRead::Sound => true,
-            // What was read before it is sent; the next fetch meets it again.
-            _ if !got.parts.is_empty() => false,
-            RunRead::Failed(error) => return DiskFetch::Failed(error),
-            RunRead::Damaged => {
-                tracing::warn!(
-                    shard = shard.id.0,
-                    segment = place.segment.0,
-                    place = place.entry.place,
-                    "what stands on disk is not what the index says"
-                );
-                return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
-            }
+            Ok(sound) => sound,
+            Err(error) if got.parts.is_empty() => return DiskFetch::Failed(error.to_string()),
+            // The next fetch will find out.
+            Err(_) => break,
         };
+        if !sound && got.parts.is_empty() {
+            tracing::warn!(
+                shard = shard.id.0,
+                segment = place.segment.0,
+                place = place.entry.place,
+                "what stands on disk is not what the index says"
+            );
+            return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
+        }
         let run_is_read = place.at >= place.entry.stored_bytes;
         if !sound || got.raw_bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
             break;
@@ -282,31 +283,40 @@ async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, St
         match step {
             LookupStep::Found(segment, entry) => return Ok(Some(Place { segment, entry, at: 0 })),
             LookupStep::NotFound => return Ok(None),
-            LookupStep::ReadPage(page) => {
-                let Some(entries) = read_page(shard, &page).await? else { continue };
-                lookup.feed(&shard.log.index.borrow(), &page, &entries);
-            }
+            LookupStep::ReadPage(page) => match read_page(shard, &page).await {
+                Ok(Some(entries)) => lookup.feed(&shard.log.index.borrow(), &page, &entries),
+                Ok(None) => {}
+                Err(PageError::Damaged(reason)) => index_repair::rebuild(shard, page.segment, &reason).await?,
+                Err(PageError::Failed(error)) => return Err(error),
+            },
         }
     }
 }
 
 /// A page of a footer; nothing when its segment has gone meanwhile.
-async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, String> {
+async fn read_page(shard: &Rc<Shard>, page: &PageRead) -> Result<Option<Rc<Vec<IndexEntry>>>, PageError> {
     let known =
         shard.readers.pages.borrow().iter().find(|(other, _)| other == page).map(|(_, entries)| Rc::clone(entries));
     if let Some(entries) = known {
         return Ok(Some(entries));
     }
-    let file = shard.readers.file(shard, page.segment).await.map_err(|error| error.to_string())?;
-    let bytes = read_bytes(shard, &file, page.place, FOOTER_PAGE_BYTES).await.map_err(|error| error.to_string())?;
+    let file = shard.readers.file(shard, page.segment).await?;
+    let bytes = read_bytes(shard, &file, page.place, FOOTER_PAGE_BYTES).await?;
     let Some(decoded) = shard.log.index.borrow().decode_page(page, &bytes) else { return Ok(None) };
-    let entries = Rc::new(decoded.map_err(|error| format!("segment {}: {error}", page.segment))?);
+    let entries = Rc::new(decoded.map_err(|error| PageError::Damaged(error.to_string()))?);
     let mut pages = shard.readers.pages.borrow_mut();
     pages.push_back((*page, Rc::clone(&entries)));
     if pages.len() > PAGES_MAX {
         pages.pop_front();
     }
     Ok(Some(entries))
+}
+
+impl From<FileError> for PageError {
+    fn from(error: FileError) -> Self {
+        let text = error.to_string();
+        if error.is_lost() { Self::Damaged(text) } else { Self::Failed(text) }
+    }
 }
 
 /// Reads side by side, in pieces that the device takes at once.
@@ -353,28 +363,12 @@ impl Got {
     }
 }
 
-/// How reading a run ended.
-enum RunRead {
-    Sound,
-    /// What stands there, or the device, does not give the run back.
-    Damaged,
-    /// The run may be whole, but can't be read now.
-    Failed(String),
-}
-
-impl RunRead {
-    /// Only what will not pass is damage: consumers skip damaged runs for good.
-    fn failed(shard: &Shard, segment: SegmentSequence, error: &FileError) -> Self {
-        tracing::warn!(shard = shard.id.0, segment = segment.0, %error, "can't read a run");
-        if error.is_passing() { Self::Failed(error.to_string()) } else { Self::Damaged }
-    }
-}
-
-/// Takes batches from the run, from where `place` is in it.
-async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> RunRead {
+/// Takes batches from the run, from where `place` is in it. Gives false when the run is damaged there, or the device can't
+/// read it; any other error says nothing about the run.
+async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &mut Got) -> Result<bool, FileError> {
     let file = match shard.readers.file(shard, place.segment).await {
         Ok(file) => file,
-        Err(error) => return RunRead::failed(shard, place.segment, &error),
+        Err(error) => return lost(shard, place, error),
     };
     let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.raw_bytes).min(1024 * 1024));
     while place.at < place.entry.stored_bytes {
@@ -383,7 +377,7 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         let from = u64::from(place.entry.place) + u64::from(place.at);
         let bytes = match read_bytes(shard, &file, from, size).await {
             Ok(bytes) => Bytes::from(bytes),
-            Err(error) => return RunRead::failed(shard, place.segment, &error),
+            Err(error) => return lost(shard, place, error),
         };
         if wanted.was_tail {
             shard.metrics.tail_disk_read_bytes_total.add(size as u64);
@@ -396,26 +390,30 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         // Bounded by the run's size, a u32.
         place.at += taken.walked as u32;
         match taken.end {
-            End::Damaged => return RunRead::Damaged,
-            End::Enough => return RunRead::Sound,
+            End::Damaged => return Ok(false),
+            End::Enough => return Ok(true),
             End::NotTaken { codec } => {
                 got.not_taken = Some(codec);
-                return RunRead::Sound;
+                return Ok(true);
             }
             End::Cut { needs } if taken.walked == 0 && size < left => {
                 window = needs.max(window).min(BATCH_BYTES_MAX.max(PACK_BYTES_MAX));
             }
-            End::Cut { .. } if size == left => {
-                return if taken.walked == size { RunRead::Sound } else { RunRead::Damaged };
-            }
+            End::Cut { .. } if size == left => return Ok(taken.walked == size),
             End::Cut { .. } => {
                 if got.raw_bytes >= wanted.bytes_max {
-                    return RunRead::Sound;
+                    return Ok(true);
                 }
             }
         }
     }
-    RunRead::Sound
+    Ok(true)
+}
+
+/// What an error says about the run: lost, or nothing.
+fn lost(shard: &Shard, place: &Place, error: FileError) -> Result<bool, FileError> {
+    tracing::warn!(shard = shard.id.0, segment = place.segment.0, place = place.entry.place, %error, "can't read a run");
+    if error.is_lost() { Ok(false) } else { Err(error) }
 }
 
 /// Whether a client that takes `codecs` takes this one.

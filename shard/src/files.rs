@@ -78,15 +78,23 @@ impl FileError {
         move |source| Self::Io { action, path, source }
     }
 
+    /// Whether the bytes are lost, as far as anybody can tell: the device can't read them, or the file or a part of it is gone.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => is_unreadable(source) || source.kind() == io::ErrorKind::NotFound,
+            Self::ShortRead { .. } => true,
+            Self::ShortWrite { .. } | Self::Locked { .. } => false,
+        }
+    }
+
     /// Whether the device is full.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. }
             if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
     }
-}
 
-impl FileError {
     /// Whether the file could not be had for a reason that passes: the process or the host is short of descriptors or
     /// memory, or somebody holds the lock. Nothing was written or synced in vain.
     #[must_use]
@@ -101,6 +109,12 @@ impl FileError {
             Self::ShortWrite { .. } | Self::ShortRead { .. } => false,
         }
     }
+}
+
+/// Whether this is the device saying that it can't read its own bytes: Linux has a number for each layer that notices.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    let of_device = [libc::EIO, libc::ENODATA, libc::EREMOTEIO, libc::EILSEQ, libc::EBADMSG, libc::EUCLEAN];
+    error.raw_os_error().is_some_and(|number| of_device.contains(&number))
 }
 
 /// An aligned buffer to write from. Its bytes are whatever was there before: write each one.

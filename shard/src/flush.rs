@@ -354,6 +354,7 @@ fn extent_written(shard: &Rc<Shard>, sequence: ringmain_core::ids::ExtentSequenc
 
 fn flushed_up_to(shard: &Rc<Shard>, completed: Completed) {
     let Completed { flushed, synced, done } = completed;
+    shard.memory.note_flushed(flushed);
     {
         let mut store = shard.store.borrow_mut();
         for written in &done {

@@ -22,6 +22,7 @@ mod fetch;
 mod fetch_hop;
 pub mod files;
 mod flush;
+mod index_repair;
 mod life;
 pub mod log_reader;
 mod log_writer;

@@ -18,6 +18,8 @@ use ringmain_core::limits::DISK_BLOCK_BYTES;
 use ringmain_core::recover::{ReadError, SegmentSource};
 use ringmain_core::segment::{file_name, parse_file_name};
 
+use crate::files::is_unreadable;
+
 /// How long a dying process may go on writing before recovery gives up.
 pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Time between two tries of a lock.
@@ -124,9 +126,9 @@ impl SegmentSource for LogReader {
     fn read(&mut self, segment: SegmentSequence, place: u64, into: &mut [u8]) -> Result<usize, ReadError> {
         let path = self.dir.join(file_name(segment));
         let (file, buffer) = self.file(segment)?;
-        read_pieces(file, place, into, buffer).map_err(|error| match error.raw_os_error() {
-            Some(libc::EIO) => ReadError::Unreadable,
-            _ => LogReadError::io("read", &path)(error).into(),
+        read_pieces(file, place, into, buffer).map_err(|error| match is_unreadable(&error) {
+            true => ReadError::Unreadable,
+            false => LogReadError::io("read", &path)(error).into(),
         })
     }
 }

@@ -8,7 +8,7 @@ mod roll;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,6 +154,11 @@ impl LogWriter {
     /// The life that writes.
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.tail.borrow().incarnation()
+    }
+
+    /// Everything before this position has been written.
+    pub(crate) fn flushed(&self) -> Position {
+        self.tail.borrow().flushed()
     }
 
     /// Extents being written.
@@ -330,7 +335,12 @@ impl LogWriter {
         self.file.borrow().clone().map(|file| (segment, file))
     }
 
-    /// Size of a segment.
+    /// Where the segments are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Size of a whole segment.
     pub(crate) fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }

@@ -154,6 +154,8 @@ shard_metrics! {
     gauge stall_max_us,
     /// Corrupt runs met by fetches.
     counter corrupt_runs_total,
+    /// Indexes of segments that were made again because their footer was damaged.
+    counter indexes_rebuilt_total,
 }
 
 /// Renders the numbers of all shards, and those of the process, as Prometheus text.

@@ -18,7 +18,8 @@ use ringmain_core::index::{IndexEntry, LogIndex, SegmentIndex};
 use ringmain_core::retention::{Bounds, ClockVerdict, Retention, RetentionClock};
 use ringmain_core::store::ShardStore;
 
-use self::runs::{RunReader, RunsError};
+use self::runs::RunReader;
+use crate::index_repair::{self, PageError};
 use crate::log_writer::LogWriter;
 use crate::routing::{PlacedTopic, Routing};
 use crate::runtime::yield_if_needed;
@@ -48,8 +49,9 @@ pub(crate) struct RetentionState {
     punches_left: RefCell<HashMap<SegmentSequence, u64>>,
     /// When a checkpoint was asked for last, in monotonic time.
     asked: Cell<Option<Duration>>,
-    /// Segments from here on are counted as they are written.
-    written_from: SegmentSequence,
+    /// The segments that had footers when the shard started: they are counted behind serving, all others as they are
+    /// written, even if they have footers by then.
+    sealed_at_start: Vec<SegmentSequence>,
     clock: RefCell<RetentionClock>,
     /// Look now: settings have changed, a topic was deleted, a checkpoint is synced, or the shard stops.
     pub(crate) wanted: Signal,
@@ -61,10 +63,9 @@ impl RetentionState {
     /// Counts what is in memory of the index.
     pub(crate) fn new(shard: ShardId, log: &LogWriter, store: &ShardStore, routing: &Routing) -> Self {
         let index: &LogIndex = &log.index.borrow();
-        let is_open = |segment: &SegmentSequence| matches!(index.get(*segment), Some(SegmentIndex::Full(_)));
-        let behind_all = index.segments().last().map_or(0, |last| last.0 + 1);
+        let is_sealed = |segment: &SegmentSequence| matches!(index.get(*segment), Some(SegmentIndex::Sealed(_)));
         let state = Self {
-            written_from: index.segments().find(is_open).unwrap_or(SegmentSequence(behind_all)),
+            sealed_at_start: index.segments().filter(is_sealed).collect(),
             punches_left: RefCell::default(),
             asked: Cell::new(None),
             counts: RefCell::default(),
@@ -173,47 +174,60 @@ pub(crate) async fn run(shard: Rc<Shard>) {
 /// Counts the runs of the segments that were sealed before this life. In the background of serving: what is retained must
 /// not make a start longer.
 async fn count_sealed(shard: &Rc<Shard>, reader: &mut RunReader) {
-    let before = |segment: &SegmentSequence| *segment < shard.retention.written_from;
-    let segments: Vec<SegmentSequence> = shard.log.index.borrow().segments().filter(before).collect();
-    for segment in segments {
-        for page in reader.all_pages(shard, segment) {
-            match page_in_time(shard, reader, segment, page).await {
-                Some(Ok(runs)) => count_page(shard, segment, &runs),
-                Some(Err(error)) => {
-                    tracing::warn!(shard = shard.id.0, segment = segment.0, "can't count a segment's runs: {error}");
-                }
-                None => return,
+    for &segment in &shard.retention.sealed_at_start {
+        let (mut counted, mut told) = (None, false);
+        while let Err(error) = count_segment(shard, reader, segment, &mut counted).await {
+            if !told {
+                tracing::warn!(shard = shard.id.0, segment = segment.0, "can't count a segment's runs yet: {error}");
             }
-            yield_if_needed().await;
+            told = true;
+            shard.clock.timeout(LOOK, shard.retention.wanted.wait()).await;
+        }
+        if shard.stopping.get() {
+            return;
         }
     }
     shard.retention.at_start.borrow_mut().clear();
     shard.retention.counted.set(true);
 }
 
-/// A page, however long it can't be read for a reason that passes; none when the shard stops.
-async fn page_in_time(
+/// Counts the runs of a segment behind `counted`, the sort key of the last one that was. May be called again after an error.
+async fn count_segment(
     shard: &Rc<Shard>,
     reader: &mut RunReader,
     segment: SegmentSequence,
-    page: u32,
-) -> Option<Result<Rc<Vec<IndexEntry>>, RunsError>> {
-    while !shard.stopping.get() {
-        match reader.page(shard, segment, page).await {
-            Err(RunsError::Failed(_)) => {
-                shard.clock.timeout(LOOK, shard.retention.wanted.wait()).await;
-            }
-            read => return Some(read),
+    counted: &mut Option<(PartitionKey, Offset)>,
+) -> Result<(), String> {
+    for page in reader.all_pages(shard, segment) {
+        if shard.stopping.get() {
+            return Ok(());
         }
+        match reader.page(shard, segment, page).await {
+            Ok(runs) => count_page(shard, segment, &runs, counted),
+            Err(PageError::Failed(error)) => return Err(error),
+            Err(PageError::Damaged(reason)) => {
+                index_repair::rebuild(shard, segment, &reason).await?;
+                // Sorted as the pages are.
+                let runs = reader.all_runs(shard, segment).await?;
+                count_page(shard, segment, &runs, counted);
+                return Ok(());
+            }
+        }
+        yield_if_needed().await;
     }
-    None
+    Ok(())
 }
 
-fn count_page(shard: &Shard, segment: SegmentSequence, runs: &[IndexEntry]) {
+fn count_page(
+    shard: &Shard,
+    segment: SegmentSequence,
+    runs: &[IndexEntry],
+    counted: &mut Option<(PartitionKey, Offset)>,
+) {
     let store = shard.store.borrow();
     let at_start = shard.retention.at_start.borrow();
     let mut counts = shard.retention.counts.borrow_mut();
-    for run in runs {
+    for run in runs.iter().filter(|run| counted.is_none_or(|last| run.sort_key() > last)) {
         // A topic that was deleted meanwhile is dropped with the others when all are counted.
         let is_live = match store.ends(run.key) {
             Some((ends, _)) => run.next_offset > ends.log_start(),
@@ -221,6 +235,7 @@ fn count_page(shard: &Shard, segment: SegmentSequence, runs: &[IndexEntry]) {
         };
         counts.count(segment, run, is_live);
     }
+    *counted = runs.last().map(IndexEntry::sort_key).max(*counted);
 }
 
 async fn look(shard: &Rc<Shard>, reader: &mut RunReader) {
@@ -280,12 +295,9 @@ async fn keep_to(shard: &Rc<Shard>, reader: &mut RunReader, topic: TopicId, boun
         let runs = match reader.runs_of(shard, segment, topic).await {
             Ok(runs) => runs,
             Err(error) => {
+                // Not past what can't be read now: newer records would go in its place.
                 tracing::warn!(shard = shard.id.0, topic = topic.0, "can't look at a topic's runs: {error}");
-                if matches!(error, RunsError::Failed(_)) {
-                    return;
-                }
-                // Log starts may pass what is damaged for good: it is older than what follows.
-                Vec::new()
+                return;
             }
         };
         let judged = {

@@ -111,6 +111,7 @@ pub(crate) struct Shard {
     pub(crate) memory_short: Cell<bool>,
     /// There is no room for a new segment: produces are refused until there is.
     pub(crate) disk_full: Cell<bool>,
+    pub(crate) index_repair: crate::index_repair::IndexRepair,
     pub(crate) stopping: Cell<bool>,
     pub(crate) retention: RetentionState,
 }

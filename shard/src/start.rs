@@ -69,6 +69,7 @@ pub(crate) async fn start(life: Life) -> Result<Rc<Shard>, String> {
     let checkpoint = checkpoint_of(&memory.store, false, clock.now_ms());
     log.begin_life(&checkpoint, clock.now_ms()).await?;
     memory.arena.commit_incarnation();
+    memory.arena.note_flushed(log.flushed());
     drop(mark);
 
     life.metrics.incarnation.set(u64::from(incarnation.0));
@@ -119,8 +120,8 @@ fn report(life: &Life, recovered: &Recovered) {
 enum NoArena {
     /// It is not needed: the log stopped clean, or there never was one.
     NotNeeded,
-    /// What it held is lost: offsets must jump.
-    Lost(String),
+    /// What it held is lost: offsets must jump. With the highest incarnation that it knew.
+    Lost(String, Option<Incarnation>),
 }
 
 /// Epochs that a log may have come to since its partitions were made, for one that is gone altogether.
@@ -150,8 +151,8 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
     }
     let fresh = recovered.last_incarnation == Incarnation(0) && lost_log.is_none();
     let no_arena = match &life.arena {
-        ArenaChoice::Anonymous if recovered.clean || fresh => NoArena::NotNeeded,
-        ArenaChoice::Anonymous => NoArena::Lost("the process before had its memory in an anonymous arena".into()),
+        ArenaChoice::Anonymous if recovered.clean && !recovered.stillborn || fresh => NoArena::NotNeeded,
+        ArenaChoice::Anonymous => NoArena::Lost("the process before had its memory in an anonymous arena".into(), None),
         ArenaChoice::Dir(dir) => match take_over(life, recovered, dir, &identity, fresh)? {
             Ok(memory) => return Ok(memory),
             Err(no_arena) => no_arena,
@@ -160,11 +161,11 @@ fn open_memory(life: &Life, recovered: &Recovered) -> Result<Memory, String> {
     let epoch = match no_arena {
         NoArena::NotNeeded if recovered.ends_uncertain => {
             tracing::warn!(shard = life.id.0, "damage hides ends of partitions: the epoch is raised, offsets jump");
-            Epoch(recovered.epoch.0 + 1)
+            recovered.epoch_past_loss(None)
         }
         NoArena::NotNeeded => recovered.epoch,
-        NoArena::Lost(reason) => {
-            let epoch = lost_log.unwrap_or(Epoch(recovered.epoch.0 + 1));
+        NoArena::Lost(reason, in_arena) => {
+            let epoch = lost_log.unwrap_or(recovered.epoch_past_loss(in_arena));
             tracing::warn!(
                 shard = life.id.0,
                 epoch = epoch.0,
@@ -194,22 +195,30 @@ fn take_over(
     let kept = kept_as(&life.data_dir, &crate::arena::arena_path(dir, identity), Clock::current().now_ms());
     let (mut arena, header) = match Arena::open_existing(dir, identity) {
         Ok(found) => found,
-        Err(ArenaError::Missing(_)) if recovered.clean || fresh => return Ok(Err(NoArena::NotNeeded)),
+        Err(ArenaError::Missing(_)) if recovered.clean && !recovered.stillborn || fresh => {
+            return Ok(Err(NoArena::NotNeeded));
+        }
         Err(ArenaError::Missing(path)) => {
-            return Ok(Err(NoArena::Lost(format!("there is no arena {}", path.display()))));
+            return Ok(Err(NoArena::Lost(format!("there is no arena {}", path.display()), None)));
         }
         Err(error @ (ArenaError::Header { .. } | ArenaError::Size { .. })) => {
             let path = crate::arena::arena_path(dir, identity);
             crate::arena::quarantine_file(&path, &kept).map_err(|error| error.to_string())?;
-            return Ok(Err(NoArena::Lost(format!("{error}; put aside as {}", kept.display()))));
+            return Ok(Err(NoArena::Lost(format!("{error}; put aside as {}", kept.display()), None)));
         }
         Err(error) => return Err(error.to_string()),
     };
     let put_aside = |arena: Arena, reason: String| -> Result<Result<Memory, NoArena>, String> {
+        let known = header.incarnation.max(header.next_incarnation);
         arena.quarantine(&kept).map_err(|error| error.to_string())?;
-        Ok(Err(NoArena::Lost(format!("{reason}; the arena is put aside as {}", kept.display()))))
+        Ok(Err(NoArena::Lost(format!("{reason}; the arena is put aside as {}", kept.display()), Some(known))))
     };
-    if (recovered.clean || fresh) && !recovered.ends_uncertain {
+    let is_ours = header.identity == *identity && !fresh;
+    if is_ours && arena.flushed() > recovered.flushed {
+        let (was, is) = (arena.flushed(), recovered.flushed);
+        return put_aside(arena, format!("the log was flushed up to {was} and ends at {is}: its end is damaged"));
+    }
+    if (recovered.clean || fresh) && !recovered.ends_uncertain && (is_ours || !recovered.stillborn) {
         // The first start of all, or one after a clean stop, died before its first ack.
         arena.remove().map_err(|error| error.to_string())?;
         return Ok(Err(NoArena::NotNeeded));
@@ -383,6 +392,7 @@ async fn change_size(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock
     let arena = Arena::open_existing(&dir, &identity).map_err(|error| error.to_string())?.0;
     arena.remove().map_err(|error| error.to_string())?;
     let arena = Arena::create(&dir, identity, incarnation, slabs).map_err(|error| error.to_string())?;
+    arena.note_flushed(shard.log.flushed());
     reserve_rest(&arena);
     shard.store = RefCell::new(shard.store.into_inner().emptied(slabs as usize));
     shard.memory = Rc::new(arena);
@@ -452,6 +462,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         memory_freed: Broadcast::default(),
         memory_short: Cell::new(false),
         disk_full: Cell::new(disk_full),
+        index_repair: crate::index_repair::IndexRepair::default(),
         stopping: Cell::new(false),
         retention,
     }

@@ -7,9 +7,11 @@ mod descriptors;
 mod disk_failure;
 mod disk_full;
 mod frames;
+#[path = "../support/mount.rs"]
 mod mount;
 mod pressure;
 mod produce_fetch;
+mod read_failure;
 mod start_up;
 mod support;
 mod topics;

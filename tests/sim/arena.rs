@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use ringmain_core::adopt::LiveBlock;
 use ringmain_core::block::{BlockClass, BlockId, BlockMemory};
-use ringmain_core::ids::{Incarnation, TopicId};
+use ringmain_core::ids::{Incarnation, Position, TopicId};
+
+use crate::rng::Rng;
 
 pub const SLABS: usize = 3;
 
@@ -17,12 +19,14 @@ struct SimBlock {
     committed: usize,
 }
 
-/// Blocks, and the incarnations that the arena's header names.
+/// Blocks, and what the arena's header says.
 #[derive(Default)]
 pub struct SimArena {
     blocks: RefCell<BTreeMap<BlockId, SimBlock>>,
     pub incarnation: Cell<Incarnation>,
     pub next_incarnation: Cell<Incarnation>,
+    /// How far the log was flushed.
+    pub flushed: Cell<Position>,
     reads: Copies,
 }
 
@@ -42,6 +46,19 @@ impl SimArena {
             committed: found.committed,
         };
         self.blocks.borrow().iter().map(live).collect()
+    }
+
+    /// Flips a published bit of some block; says which.
+    pub fn flip(&self, rng: &mut Rng) -> Option<String> {
+        let mut blocks = self.blocks.borrow_mut();
+        let at = rng.index(blocks.len().max(1));
+        let (id, block) = blocks.iter_mut().nth(at)?;
+        if block.committed == 0 {
+            return None;
+        }
+        let byte = rng.index(block.committed);
+        block.bytes[byte] ^= 1 << rng.below(8);
+        Some(format!("a bit of byte {byte} of block {}", id.0))
     }
 }
 

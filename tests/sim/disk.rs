@@ -1,32 +1,41 @@
-//! A disk and its directory in memory that forget, at a crash, what a real one may forget.
+//! A disk and its directory in memory that forget, at a crash, what a real one may forget, and that fail where a real one
+//! may fail.
 //!
 //! A write is submitted, completes later, and is durable only when a sync that was begun after its completion has ended.
 //! At a power cut each write that is not durable survives whole, in part (512-byte sectors), or not at all, whatever was
 //! written before or after it; a new length or name likewise. A killed process loses nothing that has completed; what it
 //! had in flight is written or not.
+//!
+//! A write that fails may have reached the disk in part, a sync that fails has made nothing durable. After either nothing
+//! of the log may be written or synced by the same process: the disk panics.
 
-use std::collections::BTreeMap;
+mod crash;
+mod damage;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use ringmain_core::ids::SegmentSequence;
 use ringmain_core::recover::{ReadError, SegmentSource};
 
 use crate::rng::Rng;
 
+pub use crash::Crash;
+pub use damage::{Damage, DamageKind};
+
 const SECTOR: usize = 512;
+const BLOCK: usize = 4096;
+/// What a whole segment leaves free on the disk.
+pub const RESERVE_BYTES: usize = 64 * 1024;
 
-/// The process is dead: everything stops.
-#[derive(Debug)]
-pub struct Crashed;
-
-/// What kills it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Crash {
-    /// The process alone.
-    Kill,
-    /// The process, and somebody deletes its arena.
-    ArenaLost,
-    /// Power: memory and whatever is not durable.
-    Power,
+/// Why an operation of the shard goes no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halt {
+    /// The process is dead: everything stops.
+    Crashed,
+    /// The device says EIO.
+    Failed,
+    /// There is no room for a file; nothing of it was made.
+    Full,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,15 +60,21 @@ struct SimFile {
     content: Vec<u8>,
     /// What `content` has beyond `durable`, and what is in flight; in order of submission.
     changes: Vec<(WriteId, Change)>,
+    /// Blocks that the device can't read, by number. One that is written again is whole.
+    unreadable: BTreeSet<usize>,
 }
 
-/// When the next crash comes, counted in operations or syncs.
+/// What comes next, counted in operations, syncs or writes from when it is set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fuse {
-    /// Crash instead of the operation with this number (from now, from 0).
+    /// Crash instead of the operation with this number.
     pub operations: Option<u64>,
     /// Crash at the end of the sync with this number: instead of it, or right after it.
     pub sync: Option<(u64, bool)>,
+    /// The write with this number fails.
+    pub write_error: Option<u64>,
+    /// The sync with this number fails.
+    pub sync_error: Option<u64>,
 }
 
 /// Files by segment.
@@ -70,10 +85,15 @@ pub struct SimDisk {
     durable_names: BTreeMap<SegmentSequence, u64>,
     listed: Vec<SegmentSequence>,
     next_id: u64,
+    /// Bytes that all files together may have.
+    pub capacity: Option<usize>,
     pub fuse: Fuse,
-    /// Operations and ended syncs so far.
+    /// Operations, ended syncs and ended writes so far.
     pub operations: u64,
     pub syncs: u64,
+    pub writes: u64,
+    /// A write or sync of this process has failed.
+    failed: bool,
 }
 
 fn apply(content: &mut Vec<u8>, place: usize, bytes: &[u8]) {
@@ -83,11 +103,26 @@ fn apply(content: &mut Vec<u8>, place: usize, bytes: &[u8]) {
     content[place..place + bytes.len()].copy_from_slice(bytes);
 }
 
+/// Counts down; true when it was at 0.
+fn goes_off(left: &mut Option<u64>) -> bool {
+    match left {
+        Some(0) => {
+            *left = None;
+            true
+        }
+        Some(left) => {
+            *left -= 1;
+            false
+        }
+        None => false,
+    }
+}
+
 impl SimDisk {
-    fn step(&mut self) -> Result<(), Crashed> {
+    fn step(&mut self) -> Result<(), Halt> {
         self.operations += 1;
         match &mut self.fuse.operations {
-            Some(0) => Err(Crashed),
+            Some(0) => Err(Halt::Crashed),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -96,16 +131,24 @@ impl SimDisk {
         }
     }
 
+    fn assert_sound(&self) {
+        assert!(!self.failed, "the log is written or synced after an error");
+    }
+
     /// Runs `sync` as the sync with the next number.
-    fn sync_point(&mut self, sync: impl FnOnce(&mut Self)) -> Result<(), Crashed> {
+    fn sync_point(&mut self, sync: impl FnOnce(&mut Self)) -> Result<(), Halt> {
         self.step()?;
         let number = self.syncs;
         self.syncs += 1;
         if self.fuse.sync == Some((number, false)) {
-            return Err(Crashed);
+            return Err(Halt::Crashed);
+        }
+        if goes_off(&mut self.fuse.sync_error) {
+            self.failed = true;
+            return Err(Halt::Failed);
         }
         sync(self);
-        if self.fuse.sync == Some((number, true)) { Err(Crashed) } else { Ok(()) }
+        if self.fuse.sync == Some((number, true)) { Err(Halt::Crashed) } else { Ok(()) }
     }
 
     fn id(&mut self) -> u64 {
@@ -113,36 +156,58 @@ impl SimDisk {
         self.next_id
     }
 
+    /// Which file a segment is in: a number that no other file ever has.
+    pub fn file_id(&self, segment: SegmentSequence) -> Option<u64> {
+        self.names.get(&segment).copied()
+    }
+
     fn file(&mut self, segment: SegmentSequence) -> &mut SimFile {
         let id = self.names[&segment];
         self.files.get_mut(&id).expect("a name has its file")
     }
 
-    /// Makes a file of `bytes` bytes; with old content if it is recycled. Its name is not durable yet.
-    pub fn create(&mut self, segment: SegmentSequence, recycled: Option<Vec<u8>>, bytes: usize) -> Result<(), Crashed> {
+    fn has_room(&self, more: usize, reserve: usize) -> bool {
+        let used: usize = self.names.values().map(|id| self.files[id].content.len()).sum();
+        self.capacity.is_none_or(|capacity| used + more + reserve <= capacity)
+    }
+
+    /// Makes a file of `bytes` bytes; with old content if it is recycled. Its name is not durable yet. `reserve` is what it
+    /// must leave free.
+    pub fn create(
+        &mut self,
+        segment: SegmentSequence,
+        recycled: Option<Vec<u8>>,
+        bytes: usize,
+        reserve: usize,
+    ) -> Result<(), Halt> {
         self.step()?;
+        self.assert_sound();
+        if !self.has_room(bytes, reserve) {
+            return Err(Halt::Full);
+        }
         let id = self.id();
         let mut content = recycled.unwrap_or_default();
         content.resize(bytes, 0);
-        self.files.insert(id, SimFile { durable: content.clone(), content, changes: Vec::new() });
+        self.files.insert(id, SimFile { durable: content.clone(), content, ..SimFile::default() });
         assert!(self.names.insert(segment, id).is_none(), "segment {segment} is made while it is there");
         self.listed = self.names.keys().copied().collect();
         Ok(())
     }
 
-    pub fn remove(&mut self, segment: SegmentSequence) -> Result<(), Crashed> {
+    pub fn remove(&mut self, segment: SegmentSequence) -> Result<(), Halt> {
         self.step()?;
         self.names.remove(&segment);
         self.listed = self.names.keys().copied().collect();
         Ok(())
     }
 
-    pub fn sync_dir(&mut self) -> Result<(), Crashed> {
+    pub fn sync_dir(&mut self) -> Result<(), Halt> {
         self.sync_point(|disk| disk.durable_names = disk.names.clone())
     }
 
-    pub fn submit(&mut self, segment: SegmentSequence, place: u64, bytes: &[u8]) -> Result<WriteId, Crashed> {
+    pub fn submit(&mut self, segment: SegmentSequence, place: u64, bytes: &[u8]) -> Result<WriteId, Halt> {
         self.step()?;
+        self.assert_sound();
         assert!(place.is_multiple_of(4096) && bytes.len().is_multiple_of(4096), "direct writes are aligned");
         let id = WriteId(self.id());
         let write = Change::Write { place: place as usize, bytes: bytes.to_vec(), completed: false };
@@ -150,20 +215,43 @@ impl SimDisk {
         Ok(id)
     }
 
-    pub fn complete(&mut self, segment: SegmentSequence, id: WriteId) -> Result<(), Crashed> {
+    pub fn complete(&mut self, segment: SegmentSequence, id: WriteId) -> Result<(), Halt> {
         self.step()?;
-        let SimFile { content, changes, .. } = self.file(segment);
-        for (_, change) in changes.iter_mut().filter(|(other, _)| *other == id) {
-            if let Change::Write { place, bytes, completed } = change {
-                *completed = true;
-                apply(content, *place, bytes);
+        self.writes += 1;
+        let fails = goes_off(&mut self.fuse.write_error);
+        self.failed |= fails;
+        let file = self.file(segment);
+        let at = file.changes.iter().position(|(other, _)| *other == id).expect("a write completes once");
+        let (_, Change::Write { place, bytes, completed }) = &mut file.changes[at] else {
+            panic!("{id:?} is no write")
+        };
+        if fails {
+            // Some sectors may have made it, in a way that only the id decides.
+            let mut rng = Rng::new(id.0);
+            let mood = rng.below(3);
+            let old = file.content.get(*place..*place + bytes.len()).map(<[u8]>::to_vec);
+            let old = old.unwrap_or_else(|| vec![0; bytes.len()]);
+            for (new, old) in bytes.chunks_mut(SECTOR).zip(old.chunks(SECTOR)) {
+                if mood == 0 || mood == 1 && rng.once_in(2) {
+                    new.copy_from_slice(old);
+                }
             }
         }
-        Ok(())
+        *completed = true;
+        let (place, bytes) = (*place, bytes.clone());
+        apply(&mut file.content, place, &bytes);
+        file.unreadable.retain(|block| !(place..place + bytes.len()).contains(&(block * BLOCK)));
+        if fails { Err(Halt::Failed) } else { Ok(()) }
     }
 
-    pub fn set_len(&mut self, segment: SegmentSequence, bytes: usize) -> Result<(), Crashed> {
+    /// Makes a file longer or shorter. Longer ones need room.
+    pub fn set_len(&mut self, segment: SegmentSequence, bytes: usize) -> Result<(), Halt> {
         self.step()?;
+        self.assert_sound();
+        let has = self.file(segment).content.len();
+        if bytes > has && !self.has_room(bytes - has, RESERVE_BYTES) {
+            return Err(Halt::Full);
+        }
         let id = WriteId(self.id());
         let file = self.file(segment);
         file.content.resize(bytes, 0);
@@ -172,15 +260,16 @@ impl SimDisk {
     }
 
     /// A sync covers what has completed when it begins.
-    pub fn begin_sync(&mut self, segment: SegmentSequence) -> Result<SyncTicket, Crashed> {
+    pub fn begin_sync(&mut self, segment: SegmentSequence) -> Result<SyncTicket, Halt> {
         self.step()?;
+        self.assert_sound();
         let file = self.names[&segment];
         let done = |change: &Change| !matches!(change, Change::Write { completed: false, .. });
         let covers = self.files[&file].changes.iter().filter(|(_, change)| done(change)).map(|(id, _)| *id).collect();
         Ok(SyncTicket { file, covers })
     }
 
-    pub fn end_sync(&mut self, ticket: SyncTicket) -> Result<(), Crashed> {
+    pub fn end_sync(&mut self, ticket: SyncTicket) -> Result<(), Halt> {
         self.sync_point(|disk| {
             let file = disk.files.get_mut(&ticket.file).expect("a file that is synced is there");
             for (id, change) in &file.changes {
@@ -201,87 +290,9 @@ impl SimDisk {
         Some(self.files[id].content.clone())
     }
 
-    /// The process is gone. Nothing is in flight afterwards.
-    pub fn crash(&mut self, crash: Crash, rng: &mut Rng) {
-        self.fuse = Fuse::default();
-        if crash == Crash::Power {
-            self.cut_power(rng);
-        } else {
-            for file in self.files.values_mut() {
-                for (_, change) in &mut file.changes {
-                    if let Change::Write { place, bytes, completed } = change
-                        && !*completed
-                        && !rng.once_in(3)
-                    {
-                        *completed = true;
-                        apply(&mut file.content, *place, bytes);
-                    }
-                }
-                file.changes.retain(|(_, change)| !matches!(change, Change::Write { completed: false, .. }));
-            }
-        }
-        let live: Vec<u64> = self.names.values().chain(self.durable_names.values()).copied().collect();
-        self.files.retain(|id, _| live.contains(id));
-        self.listed = self.names.keys().copied().collect();
-    }
-
-    fn cut_power(&mut self, rng: &mut Rng) {
-        // How forgetful the device is: nothing, all, each write, each sector; or all but one write.
-        let mood = rng.below(5);
-        for file in self.files.values_mut() {
-            let spared = rng.index(file.changes.len().max(1));
-            for (at, (_, change)) in file.changes.drain(..).enumerate() {
-                let survives = match mood {
-                    0 => true,
-                    1 => false,
-                    2 | 3 => rng.once_in(2),
-                    _ => at != spared,
-                };
-                match change {
-                    Change::SetLen(bytes) if survives => file.durable.resize(bytes, 0),
-                    Change::Write { place, bytes, .. } if mood == 3 => {
-                        for (sector, piece) in bytes.chunks(SECTOR).enumerate() {
-                            if rng.once_in(2) {
-                                apply(&mut file.durable, place + sector * SECTOR, piece);
-                            }
-                        }
-                    }
-                    Change::Write { place, bytes, .. } if survives => apply(&mut file.durable, place, &bytes),
-                    _ => {}
-                }
-            }
-            file.content = file.durable.clone();
-        }
-        let mut names = self.durable_names.clone();
-        for (segment, id) in &self.names {
-            if rng.once_in(2) {
-                names.insert(*segment, *id);
-            }
-        }
-        for segment in self.durable_names.keys() {
-            if !self.names.contains_key(segment) && rng.once_in(2) {
-                names.remove(segment);
-            }
-        }
-        self.names = names.clone();
-        self.durable_names = names;
-    }
-
-    /// Spoils one sector of what is written. Says where.
-    pub fn damage(&mut self, rng: &mut Rng) -> Option<(SegmentSequence, usize)> {
-        let segment = *self.listed.get(rng.index(self.listed.len().max(1)))?;
-        let file = self.file(segment);
-        let sector = rng.index(file.content.len() / SECTOR) * SECTOR;
-        // What no sync covers was acked for no more than the memory that it came from: damage there after a kill takes both.
-        if file.content.get(sector..sector + SECTOR) != file.durable.get(sector..sector + SECTOR) {
-            return None;
-        }
-        for bytes in [&mut file.content, &mut file.durable] {
-            if let Some(sector) = bytes.get_mut(sector..sector + SECTOR) {
-                sector.fill(0xdb);
-            }
-        }
-        Some((segment, sector))
+    /// Size of all files.
+    pub fn used(&self) -> usize {
+        self.names.values().map(|id| self.files[id].content.len()).sum()
     }
 }
 
@@ -295,10 +306,14 @@ impl SegmentSource for SimDisk {
     }
 
     fn read(&mut self, segment: SegmentSequence, place: u64, into: &mut [u8]) -> Result<usize, ReadError> {
-        let content = &self.file(segment).content;
-        let from = (place as usize).min(content.len());
-        let bytes = into.len().min(content.len() - from);
-        into[..bytes].copy_from_slice(&content[from..from + bytes]);
+        let file = self.file(segment);
+        let from = (place as usize).min(file.content.len());
+        let bytes = into.len().min(file.content.len() - from);
+        let blocks = from / BLOCK..(from + bytes).div_ceil(BLOCK);
+        if file.unreadable.range(blocks).next().is_some() {
+            return Err(ReadError::Unreadable);
+        }
+        into[..bytes].copy_from_slice(&file.content[from..from + bytes]);
         Ok(bytes)
     }
 }

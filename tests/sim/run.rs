@@ -1,61 +1,102 @@
-//! Runs: a schedule of produces, flushes, syncs, stops and crashes, drawn from a seed or fixed.
+//! Runs: a schedule of produces, flushes, syncs, stops, errors, damage and crashes, drawn from a seed or fixed.
 
-use ringmain_core::ids::{Durability, Offset, PartitionKey};
+use ringmain_core::ids::{Durability, Offset, PartitionKey, TopicId};
 
-use crate::disk::{Crash, Crashed, Fuse};
-use crate::shard::{Shard, Started, World, start};
+use crate::disk::{Crash, Fuse, Halt};
+use crate::shard::{Shard, Started, start};
+use crate::world::World;
 
 const LEVELS: [Durability; 3] = [Durability::Memory, Durability::Flushed, Durability::Synced];
+const MINUTE_MS: u64 = 60_000;
+const DAY_MS: i64 = 86_400_000;
 
 /// How a life ended.
-enum Ended {
+pub enum Ended {
     Crashed(Crash),
     Stopped,
+}
+
+/// What may go wrong in a run besides crashes.
+#[derive(Clone, Copy)]
+struct Troubles {
+    /// Writes and syncs fail.
+    errors: bool,
+    /// Files are spoilt at rest, arenas after a kill.
+    damage: bool,
+    /// The disk is small.
+    small_disk: bool,
+    /// Somebody sets the clock.
+    clock: bool,
 }
 
 /// One whole run from a seed: several lives, and what a last start finds.
 pub fn random(seed: u64) -> World {
     let mut world = World::new(seed);
+    let mut trouble = |once_in| world.rng.once_in(once_in);
+    let troubles = Troubles { errors: trouble(4), damage: trouble(3), small_disk: trouble(5), clock: trouble(5) };
+    if world.rng.once_in(8) {
+        // Room for fills ahead of the log's end, and for runs of several packs.
+        (world.segment_bytes, world.plan_bytes_max) = (4 << 20, 256 * 1024);
+    }
     let lives = 2 + world.rng.below(7);
     let mut expect_clean = false;
     for _ in 0..lives {
-        // Some lives die at an operation drawn beforehand, also inside the start.
-        let operations = if world.rng.once_in(2) { Some(world.rng.below(120)) } else { None };
-        world.disk.fuse = Fuse { operations, sync: None };
-        let ended = live(&mut world, expect_clean);
+        world.disk.fuse = fuse(&mut world, troubles);
+        let ended = live(&mut world, troubles, expect_clean);
         expect_clean = matches!(ended, Ended::Stopped);
         if let Ended::Crashed(crash) = ended {
-            crashed(&mut world, crash);
+            world.crash(crash);
         }
-    }
-    if world.rng.once_in(4)
-        && let Some((segment, place)) = damage(&mut world)
-    {
-        world.note(format!("damage in segment {segment} at {place}"));
+        between_lives(&mut world, troubles, &mut expect_clean);
+        if world.refused {
+            return world;
+        }
     }
     finish(&mut world);
     world
 }
 
-fn damage(world: &mut World) -> Option<(u64, usize)> {
-    let mut rng = world.rng.clone();
-    let damaged = world.disk.damage(&mut rng);
-    world.rng = rng;
-    world.ledger.damaged();
-    world.damaged = true;
-    damaged.map(|(segment, place)| (segment.0, place))
+/// Some lives die at an operation drawn beforehand, also inside the start; in some a write or sync fails.
+fn fuse(world: &mut World, troubles: Troubles) -> Fuse {
+    let rng = &mut world.rng;
+    let operations = if rng.once_in(2) { Some(rng.below(120)) } else { None };
+    let mut fuse = Fuse { operations, ..Fuse::default() };
+    if troubles.errors {
+        match rng.below(4) {
+            0 => fuse.write_error = Some(rng.below(60)),
+            1 => fuse.sync_error = Some(rng.below(15)),
+            _ => {}
+        }
+    }
+    fuse
 }
 
-/// The process dies.
-pub fn crashed(world: &mut World, crash: Crash) {
-    world.note(format!("crash: {crash:?}"));
-    world.ledger.crashed(crash);
-    if crash > Crash::Kill {
-        world.arena = None;
+fn between_lives(world: &mut World, troubles: Troubles, expect_clean: &mut bool) {
+    world.disk.capacity = None;
+    if troubles.small_disk && world.rng.once_in(2) {
+        let segments = world.segment_bytes * (1 + world.rng.below(3));
+        world.disk.capacity = Some(world.disk.used() + segments as usize);
     }
-    let mut rng = world.rng.clone();
-    world.disk.crash(crash, &mut rng);
-    world.rng = rng;
+    if troubles.damage && world.rng.once_in(2) {
+        world.damage_files();
+        *expect_clean = false;
+    }
+    if troubles.damage && world.rng.once_in(3) {
+        world.damage_arena();
+    }
+    if troubles.clock && world.rng.once_in(4) {
+        step_clock(world);
+    }
+}
+
+fn step_clock(world: &mut World) {
+    let by_ms = match world.rng.below(3) {
+        0 => world.rng.below(10 * MINUTE_MS).cast_signed(),
+        1 => DAY_MS * (1 + world.rng.below(800).cast_signed()),
+        _ => -DAY_MS * (1 + world.rng.below(800).cast_signed()),
+    };
+    world.note(format!("the clock is set by {by_ms} ms"));
+    world.wall.step(by_ms);
 }
 
 fn any_crash(world: &mut World) -> Crash {
@@ -67,18 +108,27 @@ fn any_crash(world: &mut World) -> Crash {
 }
 
 /// Starts, works for a while, and ends somehow.
-fn live(world: &mut World, expect_clean: bool) -> Ended {
+fn live(world: &mut World, troubles: Troubles, expect_clean: bool) -> Ended {
     let mut shard = match start(world) {
         Ok(Started { shard, clean }) => {
             assert!(clean || !expect_clean, "a clean stop is not seen as one");
             shard
         }
-        Err(Crashed) => return Ended::Crashed(any_crash(world)),
+        // A start that meets an error or finds no room at all ends its process.
+        Err(halt) => {
+            if halt == Halt::Failed {
+                world.meet("start failed");
+            }
+            return Ended::Crashed(any_crash(world));
+        }
     };
     let steps = 20 + world.rng.below(200);
     for _ in 0..steps {
-        if random_step(world, &mut shard).is_err() {
-            return Ended::Crashed(any_crash(world));
+        match random_step(world, &mut shard, troubles) {
+            Ok(()) => {}
+            Err(Halt::Full) => assert!(shard.disk_full, "a full disk that nobody knows of"),
+            Err(Halt::Failed) => shard.fail_log(world),
+            Err(Halt::Crashed) => return Ended::Crashed(any_crash(world)),
         }
     }
     if !shard.failed() && world.rng.once_in(4) && shard.stop(world).is_ok() {
@@ -87,22 +137,23 @@ fn live(world: &mut World, expect_clean: bool) -> Ended {
     Ended::Crashed(any_crash(world))
 }
 
-fn random_step(world: &mut World, shard: &mut Shard) -> Result<(), Crashed> {
+fn random_step(world: &mut World, shard: &mut Shard, troubles: Troubles) -> Result<(), Halt> {
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     let key = keys[world.rng.index(keys.len())];
-    match world.rng.below(106) {
+    let works = !shard.failed();
+    match world.rng.below(112) {
         0..40 => {
             let level = LEVELS[world.rng.index(3)];
             if !shard.produce(world, key, level) {
                 shard.evict();
             }
         }
-        40..56 if !shard.failed() && shard.in_flight() < 4 => {
+        40..56 if works && shard.in_flight() < 4 => {
             let waiters_only = world.rng.once_in(2);
             shard.flush(world, waiters_only)?;
         }
-        56..80 if !shard.failed() => shard.complete_one(world)?,
-        80..92 if !shard.failed() => {
+        56..80 => shard.complete_one(world)?,
+        80..92 => {
             if shard.is_syncing() {
                 shard.end_sync(world)?;
             } else {
@@ -110,22 +161,37 @@ fn random_step(world: &mut World, shard: &mut Shard) -> Result<(), Crashed> {
             }
         }
         92 | 93 => shard.evict(),
-        94 => shard.tick(),
-        95 => {
+        94 => world.wall.passed_ms += 400,
+        95 | 96 => {
             let seen = shard.read_all(world, key);
             world.ledger.check_all(key, shard.log_start(key), &seen);
         }
-        96 if world.rng.once_in(3) => {
-            let key = PartitionKey::new(3 + world.rng.below(2), world.rng.below(3) as u32);
+        97 if world.rng.once_in(3) => {
+            let key = PartitionKey::new(3 + world.rng.below(4), world.rng.below(3) as u32);
             shard.add_partition(world, key);
         }
-        97 if world.rng.once_in(10) && shard.in_flight() > 0 => shard.fail_one(world),
+        98 if world.rng.once_in(12) => {
+            let topic = TopicId(3 + world.rng.below(4));
+            shard.delete_topic(world, topic);
+        }
         100 | 101 => {
             let bytes = world.rng.below(40_000);
-            shard.raise_log_starts(world, bytes);
+            shard.keep_to_bytes(world, bytes);
         }
-        102 if !shard.failed() && world.rng.once_in(2) => shard.checkpoint_now(world)?,
-        103..106 if !shard.failed() => shard.free(world)?,
+        102 if works && world.rng.once_in(2) => shard.checkpoint_now(world)?,
+        103..106 if works => shard.free(world)?,
+        106 => world.wall.passed_ms += world.rng.below(20 * MINUTE_MS),
+        107 => {
+            let age_ms = MINUTE_MS * (1 + world.rng.below(600));
+            shard.keep_to_age(world, age_ms);
+        }
+        108 if troubles.clock && world.rng.once_in(3) => step_clock(world),
+        109 if troubles.damage && world.rng.once_in(4) => world.damage_files(),
+        110 if shard.disk_full && world.rng.once_in(3) => world.disk.capacity = None,
+        // A flusher that was left without room looks again.
+        111 if works && shard.disk_full => {
+            shard.flush(world, false)?;
+        }
         _ => {}
     }
     Ok(())
@@ -134,12 +200,20 @@ fn random_step(world: &mut World, shard: &mut Shard) -> Result<(), Crashed> {
 /// The last start of a run: everything is checked, a little more is done, and checked again after a clean stop.
 pub fn finish(world: &mut World) {
     world.disk.fuse = Fuse::default();
-    let Ok(Started { mut shard, .. }) = start(world) else { panic!("nothing crashes here") };
-    work(world, &mut shard, 3).expect("nothing crashes here");
-    shard.stop(world).expect("nothing crashes here");
-    let started = start(world).expect("nothing crashes here");
+    world.disk.capacity = None;
+    let mut shard = match start(world) {
+        Ok(Started { shard, .. }) => shard,
+        Err(_) if world.refused => return,
+        Err(halt) => panic!("nothing goes wrong here: {halt:?}"),
+    };
+    work(world, &mut shard, 3).expect("nothing goes wrong here");
+    shard.stop(world).expect("nothing goes wrong here");
+    let started = start(world).expect("nothing goes wrong here");
     assert!(started.clean, "a clean stop is not seen as one");
-    let mut shard = started.shard;
+    check_all(world, started.shard);
+}
+
+fn check_all(world: &mut World, mut shard: Shard) {
     let keys: Vec<PartitionKey> = world.created.keys().copied().collect();
     for key in keys {
         let seen = shard.read_all(world, key);
@@ -148,7 +222,7 @@ pub fn finish(world: &mut World) {
 }
 
 /// A fixed amount of work that rolls now and then: `rounds` times four produces, a flush, and every other time a sync.
-pub fn work(world: &mut World, shard: &mut Shard, rounds: u32) -> Result<(), Crashed> {
+pub fn work(world: &mut World, shard: &mut Shard, rounds: u32) -> Result<(), Halt> {
     for round in 0..rounds {
         for partition in 0..3 {
             let level = LEVELS[((round + partition) % 3) as usize];
@@ -167,7 +241,7 @@ pub fn work(world: &mut World, shard: &mut Shard, rounds: u32) -> Result<(), Cra
             shard.end_sync(world)?;
         }
         if round % 6 == 5 {
-            shard.raise_log_starts(world, 6_000);
+            shard.keep_to_bytes(world, 6_000);
             shard.checkpoint_now(world)?;
             shard.free(world)?;
         }
@@ -175,17 +249,31 @@ pub fn work(world: &mut World, shard: &mut Shard, rounds: u32) -> Result<(), Cra
     Ok(())
 }
 
-/// Two lives of fixed work, the first one stopped, with a fuse. Says whether it came to the end without a crash.
-pub fn fixed(world: &mut World, rounds: u32, fuse: Fuse) -> bool {
+/// Two lives of fixed work, the first one stopped, with a fuse. Says why it came to no end. After an error the life goes on
+/// for a while: all is still served, nothing more is taken.
+pub fn fixed(world: &mut World, rounds: u32, fuse: Fuse) -> Result<(), Halt> {
     world.disk.fuse = fuse;
-    let mut lives = || -> Result<(), Crashed> {
-        let mut first = start(world)?.shard;
-        work(world, &mut first, rounds)?;
-        first.stop(world)?;
-        let mut second = start(world)?.shard;
-        work(world, &mut second, rounds)
-    };
-    lives().is_ok()
+    let mut first = start(world)?.shard;
+    let worked = work(world, &mut first, rounds).and_then(|()| first.stop(world));
+    after_error(world, first, worked)?;
+    let mut second = start(world)?.shard;
+    let worked = work(world, &mut second, rounds);
+    after_error(world, second, worked)
+}
+
+fn after_error(world: &mut World, mut shard: Shard, worked: Result<(), Halt>) -> Result<(), Halt> {
+    if worked == Err(Halt::Failed) {
+        shard.fail_log(world);
+        for level in LEVELS {
+            shard.produce(world, PartitionKey::new(1, 0), level);
+        }
+        while shard.has_writes() {
+            shard.complete_one(world)?;
+        }
+        shard.end_sync(world)?;
+        check_all(world, shard);
+    }
+    worked
 }
 
 /// One past the highest offset of each partition, to tell runs apart.

@@ -35,8 +35,13 @@ impl Default for Home {
 impl Home {
     /// A home whose brokers get these flags.
     pub fn new(flags: &[&str]) -> Self {
+        Self::within(&std::env::temp_dir(), flags)
+    }
+
+    /// The same, with its data in `dir`.
+    pub fn within(dir: &Path, flags: &[&str]) -> Self {
         let arena = tempfile::Builder::new().prefix("ringmain-test-").tempdir_in("/dev/shm").unwrap();
-        let data = tempfile::Builder::new().prefix("ringmain-test-").tempdir().unwrap();
+        let data = tempfile::Builder::new().prefix("ringmain-test-").tempdir_in(dir).unwrap();
         Self { data, arena, flags: flags.iter().map(ToString::to_string).collect() }
     }
 
@@ -182,6 +187,11 @@ impl Broker {
         self.process.terminate();
         let status = self.process.wait();
         assert_eq!(status.code(), Some(0), "{status}; the log:\n{}", self.process.log());
+    }
+
+    /// Its process.
+    pub fn process_id(&self) -> u32 {
+        self.process.child.id()
     }
 
     /// What it has logged.

@@ -22,6 +22,8 @@ pub struct RecordId {
     pub number: u64,
 }
 
+/// Producers from this number on send what compresses well.
+pub const REPEATS_FROM: u32 = 1000;
 /// Bytes before the random ones: producer, number, size.
 const ID_BYTES: usize = 16;
 
@@ -33,7 +35,13 @@ impl RecordId {
         value.extend_from_slice(&self.number.to_le_bytes());
         value.extend_from_slice(&(size.max(ID_BYTES) as u32).to_le_bytes());
         let mut random = Random(u64::from(self.producer) << 40 ^ self.number);
-        value.extend_from_slice(&random.bytes(size.saturating_sub(ID_BYTES)));
+        let rest = size.saturating_sub(ID_BYTES);
+        if self.producer < REPEATS_FROM {
+            value.extend_from_slice(&random.bytes(rest));
+        } else {
+            let piece = random.bytes(64);
+            value.extend(piece.iter().cycle().take(rest));
+        }
         value
     }
 

@@ -78,9 +78,9 @@ impl Plan {
     }
 }
 
-/// Whether the broker has taken a record but not in time, or has not taken it because it is busy.
+/// Whether the broker has taken a record but not in time, or has not taken it because it is busy or its disk is full.
 fn is_passing(error: &ClientError) -> bool {
-    matches!(error.code(), Some(ErrorCode::SERVER_BUSY | ErrorCode::TIMED_OUT))
+    matches!(error.code(), Some(ErrorCode::SERVER_BUSY | ErrorCode::TIMED_OUT | ErrorCode::DISK_FULL))
 }
 
 /// A client that does not try again, and does not wait for long.

@@ -6,13 +6,18 @@
 pub mod broker;
 pub mod ledger;
 pub mod load;
+pub mod mount;
 pub mod random;
 pub mod readback;
+pub mod throttle;
+pub mod trial;
 
 use std::time::{Duration, Instant};
 
 /// How long a condition may take to come true. Generous: it only matters when a test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
+/// Time between two looks at something slow.
+pub const POLL: Duration = Duration::from_millis(10);
 
 /// Waits until `condition` gives something, at most for [`LIMIT`].
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

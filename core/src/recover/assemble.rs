@@ -173,6 +173,7 @@ impl<S: SegmentSource> Recovery<'_, S> {
             next_incarnation,
             epoch: state.epoch.max(self.epoch_seen),
             clean: state.clean,
+            stillborn: state.clean && !remove.is_empty(),
             ends_uncertain: state.uncertain,
             flushed: end.flushed,
             synced: end.synced,

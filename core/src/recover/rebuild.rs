@@ -1,39 +1,34 @@
-//! Making the footer of a sealed segment again from its extents.
+//! Making the index of a sealed segment again from its extents.
 
 use super::assemble::{active_index, open_segment};
 use super::reader::SegmentReader;
-use super::sealed::read_trailer;
 use super::walk::{Chain, KnownEnd, LogShape, Walk, Walked};
 use super::{FooterRepair, LostRange, RecoverError, SegmentSource};
-use crate::ids::{Incarnation, LogId, SegmentSequence};
-use crate::index::{SealedIndex, encode_footer};
+use crate::ids::Incarnation;
+use crate::index::{ActiveIndex, SealedIndex, encode_footer};
 use crate::log::SegmentEnd;
 
-/// What [`rebuild_footer`] gives.
+/// What [`rebuild_index`] gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RebuiltFooter {
-    /// The footer to be written.
-    pub repair: FooterRepair,
-    /// The index that stands for it.
-    pub index: SealedIndex,
+pub struct RebuiltIndex {
+    /// All runs that are left.
+    pub index: ActiveIndex,
     /// Ranges of the segment whose runs are lost with their directories.
     pub lost: Vec<LostRange>,
 }
 
-/// Makes the footer of a sealed segment again, for a page that turned out damaged while the shard runs. Reads the header
-/// and directory of each extent. `None` when the trailer is damaged as well: then a start makes the index again.
-pub fn rebuild_footer<S: SegmentSource>(
+/// Makes the index of a sealed segment again, for a page of its footer that turned out damaged while the shard runs. `end` is
+/// what the index in memory knows of the segment. Reads the header and directory of each extent.
+pub fn rebuild_index<S: SegmentSource>(
     source: &mut S,
-    log_id: LogId,
     segment_bytes: u64,
-    segment: SegmentSequence,
-) -> Result<Option<RebuiltFooter>, RecoverError> {
-    let mut reader = SegmentReader::open(source, segment)?;
-    let Some(trailer) = read_trailer(&mut reader, log_id)? else { return Ok(None) };
-    let (start, known_end) = bounds_of(&trailer.end);
-    let walked = Walk::new(&mut reader, LogShape { log_id, segment_bytes }, start, Some(known_end)).run()?;
-    let (repair, index) = footer_of(&walked, &trailer.end);
-    Ok(Some(RebuiltFooter { repair, index, lost: walked.lost }))
+    end: &SegmentEnd,
+) -> Result<RebuiltIndex, RecoverError> {
+    let mut reader = SegmentReader::open(source, end.segment)?;
+    let (start, known_end) = bounds_of(end);
+    let log = LogShape { log_id: end.log_id, segment_bytes };
+    let walked = Walk::new(&mut reader, log, start, Some(known_end)).run()?;
+    Ok(RebuiltIndex { index: active_index(&walked), lost: walked.lost })
 }
 
 /// What a walk of a sealed segment starts with, and what it must reach.

@@ -198,7 +198,8 @@ impl<'r, 'a, S: SegmentSource> Walk<'r, 'a, S> {
         })
     }
 
-    /// Finds all whole headers behind `place` that could follow, once for the segment.
+    /// Finds all whole headers from `place` on that could follow, once for the segment. The one at `place` is no extent of the
+    /// chain, but what it says to be synced was.
     fn search(&mut self, place: u64) -> Result<(), RecoverError> {
         if self.found.is_some() {
             return Ok(());
@@ -214,7 +215,7 @@ impl<'r, 'a, S: SegmentSource> Walk<'r, 'a, S> {
             if let Some(header) = header.filter(|header| header.log_id == self.log.log_id) {
                 self.out.incarnation_seen = self.out.incarnation_seen.max(header.incarnation);
                 self.out.epoch_seen = self.out.epoch_seen.max(header.epoch);
-                if at > place && is_of_life(&header, self.log, self.position(at), &chain) {
+                if is_of_life(&header, self.log, self.position(at), &chain) {
                     found.push(Found {
                         place: at,
                         sequence: header.sequence,

@@ -21,6 +21,8 @@
 //! | 72 | 4 | adoptions that panicked since the last one that succeeded |
 //! | 76 | 4 | slab bytes |
 //! | 80 | 4 | CRC32C of bytes 0..80 |
+//!
+//! Between the copies, at 1024, stands one word that is stored at once: how far the log was flushed. 0: not at all yet.
 
 use std::fs;
 use std::io;
@@ -33,6 +35,8 @@ use ringmain_core::limits::SLAB_BYTES;
 
 /// Both copies.
 pub(super) const HEADER_BYTES: usize = 4096;
+/// Where the word stands.
+pub(super) const FLUSHED_AT: usize = 1024;
 /// One copy.
 pub(super) const COPY_BYTES: usize = HEADER_BYTES / 2;
 const MAGIC: [u8; 4] = *b"RMAR";

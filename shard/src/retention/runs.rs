@@ -7,27 +7,11 @@ use ringmain_core::ids::{SegmentSequence, TopicId};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, SegmentIndex};
 
 use crate::files::{FileError, LogFile};
+use crate::index_repair::{self, PageError};
 use crate::shard::Shard;
 
 /// Pages read at once: they are read in order, mostly.
 const READ_PAGES: u32 = 64;
-
-/// Why runs of a segment are not known.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RunsError {
-    /// The index can't be read back any more.
-    #[error("{0}")]
-    Damaged(String),
-    /// It can't be read now.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<FileError> for RunsError {
-    fn from(error: FileError) -> Self {
-        if error.is_passing() { Self::Failed(error.to_string()) } else { Self::Damaged(error.to_string()) }
-    }
-}
 
 /// Reads footers one after the other; keeps the file and the last page, since topics that follow one another share pages.
 /// Not by way of the readers' caches: retention must not push out what consumers need.
@@ -53,18 +37,18 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
         topic: TopicId,
-    ) -> Result<Vec<IndexEntry>, RunsError> {
-        let pages = match shard.log.index.borrow().get(segment) {
-            Some(SegmentIndex::Full(active)) => return Ok(active.runs_of(topic).collect()),
-            Some(SegmentIndex::Sealed(sealed)) => sealed.pages_of(topic),
-            None => return Ok(Vec::new()),
-        };
-        let mut runs = Vec::new();
-        for page in pages {
-            let entries = self.page(shard, segment, page).await?;
-            runs.extend(entries.iter().filter(|run| run.key.topic == topic));
+    ) -> Result<Vec<IndexEntry>, String> {
+        loop {
+            let pages = match shard.log.index.borrow().get(segment) {
+                Some(SegmentIndex::Full(active)) => return Ok(active.runs_of(topic).collect()),
+                Some(SegmentIndex::Sealed(sealed)) => sealed.pages_of(topic),
+                None => return Ok(Vec::new()),
+            };
+            if let Some(mut runs) = self.pages(shard, segment, pages).await? {
+                runs.retain(|run| run.key.topic == topic);
+                return Ok(runs);
+            }
         }
-        Ok(runs)
     }
 
     /// All runs of a segment.
@@ -72,15 +56,38 @@ impl RunReader {
         &mut self,
         shard: &Shard,
         segment: SegmentSequence,
-    ) -> Result<Vec<IndexEntry>, RunsError> {
-        if let Some(SegmentIndex::Full(active)) = shard.log.index.borrow().get(segment) {
-            return Ok(active.sorted());
+    ) -> Result<Vec<IndexEntry>, String> {
+        loop {
+            if let Some(SegmentIndex::Full(active)) = shard.log.index.borrow().get(segment) {
+                return Ok(active.sorted());
+            }
+            let pages = self.all_pages(shard, segment);
+            if let Some(runs) = self.pages(shard, segment, pages).await? {
+                return Ok(runs);
+            }
         }
+    }
+
+    /// The entries of some pages; none when the index was made again instead, since one of them is damaged.
+    async fn pages(
+        &mut self,
+        shard: &Shard,
+        segment: SegmentSequence,
+        pages: Range<u32>,
+    ) -> Result<Option<Vec<IndexEntry>>, String> {
         let mut runs = Vec::new();
-        for page in self.all_pages(shard, segment) {
-            runs.extend(self.page(shard, segment, page).await?.iter());
+        for page in pages {
+            match self.page(shard, segment, page).await {
+                Ok(entries) => runs.extend(entries.iter()),
+                Err(PageError::Failed(error)) => return Err(error),
+                Err(PageError::Damaged(reason)) => {
+                    self.close().await;
+                    index_repair::rebuild(shard, segment, &reason).await?;
+                    return Ok(None);
+                }
+            }
         }
-        Ok(runs)
+        Ok(Some(runs))
     }
 
     /// One page of a sealed segment's footer, checked.
@@ -89,7 +96,8 @@ impl RunReader {
         shard: &Shard,
         segment: SegmentSequence,
         page: u32,
-    ) -> Result<Rc<Vec<IndexEntry>>, RunsError> {
+    ) -> Result<Rc<Vec<IndexEntry>>, PageError> {
+        let gone = || PageError::Failed(format!("segment {segment} is gone"));
         let file = self.file(shard, segment).await?;
         let (from, pages) = &self.pages;
         if let Some(known) = page.checked_sub(*from).and_then(|at| pages.get(at as usize)) {
@@ -97,28 +105,22 @@ impl RunReader {
         }
         let (place, count) = match shard.log.index.borrow().get(segment) {
             Some(SegmentIndex::Sealed(sealed)) => (sealed.page_place(page), (sealed.pages() - page).min(READ_PAGES)),
-            Some(SegmentIndex::Full(_)) | None => return Err(gone(segment)),
+            Some(SegmentIndex::Full(_)) | None => return Err(gone()),
         };
         let bytes = file.read_at(place, count as usize * FOOTER_PAGE_BYTES).await?;
         let index = shard.log.index.borrow();
-        let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else {
-            return Err(gone(segment));
-        };
+        let Some(SegmentIndex::Sealed(sealed)) = index.get(segment) else { return Err(gone()) };
         let decoded: Result<Vec<_>, _> = bytes
             .as_slice()
             .chunks_exact(FOOTER_PAGE_BYTES)
             .zip(page..)
             .map(|(bytes, page)| sealed.decode_page(page, bytes).map(Rc::new))
             .collect();
-        self.pages = (page, decoded.map_err(|error| RunsError::Damaged(format!("segment {segment}: {error}")))?);
-        self.pages
-            .1
-            .first()
-            .map(Rc::clone)
-            .ok_or_else(|| RunsError::Damaged(format!("segment {segment} has no page {page}")))
+        self.pages = (page, decoded.map_err(|error| PageError::Damaged(error.to_string()))?);
+        self.pages.1.first().map(Rc::clone).ok_or_else(gone)
     }
 
-    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, RunsError> {
+    async fn file(&mut self, shard: &Shard, segment: SegmentSequence) -> Result<LogFile, FileError> {
         if let Some((open, file)) = &self.file
             && *open == segment
         {
@@ -138,9 +140,4 @@ impl RunReader {
             let _ = file.close().await;
         }
     }
-}
-
-/// Freed while its pages were read.
-fn gone(segment: SegmentSequence) -> RunsError {
-    RunsError::Damaged(format!("segment {segment} is gone"))
 }

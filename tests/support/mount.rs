@@ -1,4 +1,6 @@
-//! Small filesystems, for tests of what is full.
+//! Small filesystems, for tests of what is full, slow or broken.
+
+#![allow(dead_code, reason = "each test file uses its own part of this")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,6 +58,11 @@ impl Mount {
 
     pub fn path(&self) -> &Path {
         &self.at
+    }
+
+    /// The file that an ext4 lies in.
+    pub fn image(&self) -> PathBuf {
+        self.at.with_file_name("image")
     }
 }
 
