@@ -29,6 +29,7 @@ pub mod mailbox;
 mod memory;
 pub mod mesh;
 mod mesh_message;
+mod metadata;
 pub mod metrics;
 pub mod net;
 mod packer;

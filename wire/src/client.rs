@@ -37,6 +37,9 @@ use crate::metadata::{Metadata, MetadataRequest, TopicMetadata};
 use crate::offsets::Offsets;
 use crate::topic::{AlterTopicRequest, DeleteTopicRequest, TopicResponse};
 
+/// Topics on one page of metadata: a few hundred KiB when each has ten partitions.
+const METADATA_PAGE_TOPICS: u32 = 1000;
+
 /// How a client reaches its cluster, and how patient it is.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -83,9 +86,25 @@ impl Client {
         Ok(client)
     }
 
-    /// What the cluster has, all topics included.
+    /// What the cluster has, all topics included, in the order of their names. It is asked for page by page: a topic that is
+    /// made or deleted meanwhile may be there or not. The version is that of the first page: what was changed since is newer.
     pub async fn metadata(&self) -> Result<Metadata, ClientError> {
-        match self.call(Request::Metadata(MetadataRequest::default())).await? {
+        let mut all = self.metadata_page(String::new()).await?;
+        while all.more {
+            let after = all.topics.last().map(|topic| topic.name.clone()).unwrap_or_default();
+            let page = self.metadata_page(after.clone()).await?;
+            if page.topics.first().is_none_or(|first| first.name <= after) {
+                return Err(ClientError::Protocol("a page of metadata does not go on where the last one ended".into()));
+            }
+            all.topics.extend(page.topics);
+            all.more = page.more;
+        }
+        Ok(all)
+    }
+
+    async fn metadata_page(&self, after: String) -> Result<Metadata, ClientError> {
+        let request = MetadataRequest { after, limit: METADATA_PAGE_TOPICS, ..MetadataRequest::default() };
+        match self.call(Request::Metadata(request)).await? {
             Response::Metadata(metadata) => Ok(metadata),
             other => Err(ClientError::unexpected("metadata", &other)),
         }

@@ -185,7 +185,7 @@ impl Routes {
     /// The route of a topic from a broker; the cache has it afterwards.
     pub(crate) async fn fetch_route(&self, topic: &str) -> Result<Arc<TopicRoute>, ClientError> {
         let connection = self.any_connection().await?;
-        let request = Request::Metadata(MetadataRequest { topics: vec![topic.to_owned()], known_version: 0 });
+        let request = Request::Metadata(MetadataRequest { topics: vec![topic.to_owned()], ..MetadataRequest::default() });
         let frame = connection.request(&request, Vec::new()).await?.into_result()?;
         let mut metadata = match frame.response {
             Response::Metadata(metadata) => metadata,
