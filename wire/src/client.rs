@@ -14,6 +14,7 @@ mod lane;
 mod producer;
 mod routes;
 mod stream;
+mod unpacking;
 
 use std::sync::Arc;
 use std::time::Duration;
