@@ -134,7 +134,8 @@ impl Client {
         self.call_topic(request).await.map(|response| response.topic)
     }
 
-    /// Deletes a topic and its records.
+    /// Deletes a topic and its records. When the connection is lost meanwhile it is tried again, and may then say
+    /// `TOPIC_NOT_FOUND` although it was this very call that deleted it.
     pub async fn delete_topic(&self, name: &str) -> Result<TopicMetadata, ClientError> {
         let request = Request::DeleteTopic(DeleteTopicRequest { name: name.to_owned() });
         let response = self.call_topic(request).await?;
