@@ -1,11 +1,11 @@
 //! `ringmain bench`: flags become the bench crate's arguments, its report becomes lines or one line of JSON.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use ringmain_bench::consume::{self, ConsumeArgs};
 use ringmain_bench::disk::{self, DiskArgs};
 use ringmain_bench::echo::{self, EchoArgs};
 use ringmain_bench::produce::{self, ProduceArgs};
-use ringmain_bench::report::{json_line, lines};
+use ringmain_bench::report::{Figures, json_line, lines};
 use ringmain_bench::scrape::Broker;
 use serde::Serialize;
 
@@ -19,12 +19,14 @@ const DEFAULT_BROKER: (&str, &str) = ("127.0.0.1:8123", "127.0.0.1:8081");
 pub fn bench(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Produce(args) => {
-            let json = args.target.json;
-            print(&produce::run(&produce_args(args)?)?, json)
+            let (json, verify) = (args.target.json, args.target.verify);
+            let report = produce::run(&produce_args(args)?)?;
+            print_and_judge(&report, json, &report.figures, !verify || report.verified)
         }
         BenchCommand::Consume(args) => {
-            let json = args.target.json;
-            print(&consume::run(&consume_args(args)?)?, json)
+            let (json, verify) = (args.target.json, args.target.verify);
+            let report = consume::run(&consume_args(args)?)?;
+            print_and_judge(&report, json, &report.figures, !verify || report.verified)
         }
         BenchCommand::Disk(args) => {
             let json = args.json;
@@ -35,6 +37,26 @@ pub fn bench(command: BenchCommand) -> Result<()> {
             print(&echo::run(&echo_args(args)?)?, json)
         }
     }
+}
+
+/// Prints a report in any case; it is an error when records are missing or wrong, or when nothing was measured.
+fn print_and_judge(report: &impl Serialize, json: bool, figures: &Figures, verified: bool) -> Result<()> {
+    let printed = print(report, json);
+    // First: a report that nobody reads must not hide what it says.
+    judge(figures, verified)?;
+    printed
+}
+
+fn judge(figures: &Figures, verified: bool) -> Result<()> {
+    let Figures { lost, duplicated, reordered, corrupt, unexpected, .. } = *figures;
+    ensure!(
+        figures.is_sound(),
+        "records are wrong: {lost} lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt, {unexpected} \
+         unexpected"
+    );
+    ensure!(figures.records > 0, "no record was acked or read");
+    ensure!(verified, "interrupted before everything was read back: nothing was verified");
+    Ok(())
 }
 
 fn print(report: &impl Serialize, json: bool) -> Result<()> {
@@ -173,6 +195,23 @@ mod tests {
         };
         assert_eq!(format!("{:?}", disk_args(disk).unwrap()), format!("{:?}", DiskArgs::default()));
         assert_eq!(format!("{:?}", echo_args(echo).unwrap()), format!("{:?}", EchoArgs::default()));
+    }
+
+    #[test]
+    fn a_report_with_wrong_records_or_none_is_an_error() {
+        let sound = Figures { records: 10, ..Figures::default() };
+        assert!(judge(&sound, true).is_ok());
+        for wrong in [
+            Figures { lost: 1, ..sound.clone() },
+            Figures { duplicated: 1, ..sound.clone() },
+            Figures { reordered: 1, ..sound.clone() },
+            Figures { corrupt: 1, ..sound.clone() },
+            Figures { unexpected: 1, ..sound.clone() },
+            Figures::default(),
+        ] {
+            assert!(judge(&wrong, true).is_err(), "{wrong:?}");
+        }
+        assert!(judge(&sound, false).is_err());
     }
 
     #[test]

@@ -51,7 +51,8 @@ pub fn dump(args: &DumpArgs) -> ExitCode {
     match run(args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        // With `--verify` success would say that all was looked at.
+        Err(error) if is_closed_pipe(&error) && !args.verify => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ringmain: {}", format!("{error:#}").replace('\n', " "));
             ExitCode::from(UNUSABLE)

@@ -51,8 +51,11 @@ pub fn produce(args: ProduceArgs) -> Result<ExitCode> {
     let began = Instant::now();
     let result = run(send_all(&args, &tally));
     let seconds = began.elapsed().as_secs_f64();
-    summary(&args, &tally, seconds)?;
-    match result? {
+    let printed = summary(&args, &tally, seconds);
+    // First: a summary that nobody reads must not hide that it failed.
+    let signal = result?;
+    printed?;
+    match signal {
         None => Ok(ExitCode::SUCCESS),
         Some(signal) => Ok(ExitCode::from(128 + signal)),
     }

@@ -9,13 +9,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ringmain_core::codec::{ALL_CODECS, Codec};
-use ringmain_core::ids::{Durability, Offset};
+use ringmain_core::compressor::Compressor;
+use ringmain_core::ids::{Durability, Offset, PartitionKey, TopicId};
 use ringmain_core::pack::Pack;
 use ringmain_wire::ErrorCode;
+use ringmain_wire::batch_builder::BatchBuilder;
+use ringmain_wire::batch_codec::{FetchedBatches, compress};
 use ringmain_wire::client::{
     Client, ClientConfig, ClientError, ConsumerConfig, ConsumerEvent, ProducerConfig, StartAt,
 };
-use ringmain_wire::fetch::GapReason;
+use ringmain_wire::fetch::{FetchPartition, FetchRequest, GapReason};
+use ringmain_wire::message::{Request, Response};
 use ringmain_wire::record::NewRecord;
 use support::broker::{Broker, Home};
 use support::{LIMIT, run, wait_for};
@@ -294,4 +298,103 @@ fn assert_not_taken(broker: &Broker) {
         assert_eq!(error.code(), Some(ErrorCode::UNSUPPORTED), "{error}");
         assert!(error.to_string().contains("lz4"), "{error}");
     });
+}
+
+#[test]
+fn what_stands_before_a_batch_with_another_codec_is_served_from_memory_and_from_disk() {
+    let home = Home::default();
+    let broker = home.start();
+    broker.ok(&["topic", "create", "t", "--compression", "none"]);
+    let plain = lines(0, 10);
+    send(&broker, "t", &plain, Durability::Flushed, Codec::None);
+    send(&broker, "t", &lines(10, 1000), Durability::Flushed, Codec::Zstd);
+    let read_plain = |broker: &Broker| {
+        run(async {
+            let config = ConsumerConfig { codecs: PLAIN, retry_for: Duration::ZERO, ..ConsumerConfig::default() };
+            let mut consumer = client(broker).await.consumer("t", vec![(0, StartAt::Earliest)], config).await.unwrap();
+            let mut values = Vec::new();
+            loop {
+                match tokio::time::timeout(LIMIT, consumer.next()).await.unwrap() {
+                    Ok(ConsumerEvent::Batch(batch)) => {
+                        values.extend(batch.records().map(|record| record.value.unwrap().to_vec()))
+                    }
+                    Ok(event) => panic!("{event:?}"),
+                    Err(error) => {
+                        assert_eq!(error.code(), Some(ErrorCode::UNSUPPORTED), "{error}");
+                        return values;
+                    }
+                }
+            }
+        })
+    };
+    assert!(read_plain(&broker) == plain);
+    broker.stop();
+    assert!(read_plain(&home.start()) == plain);
+}
+
+const BOMBS: u64 = 100;
+
+/// Batches of two records that are 2 MB, and a few hundred bytes as they are sent, with the tag `boom`.
+async fn send_bombs(client: &Client, topic: &str) {
+    let producer = client.producer(topic, ProducerConfig::default()).await.unwrap();
+    let mut builder = BatchBuilder::new(PartitionKey { topic: producer.topic_id(), partition: 0 });
+    let value = vec![0; 1_000_000];
+    for _ in 0..2 {
+        let record = NewRecord { value: Some(&value), tag: Some("boom"), timestamp_ms: 1, ..NewRecord::default() };
+        builder.push(&record).unwrap();
+    }
+    let batch = compress(&mut Compressor::default(), Codec::Zstd, &builder.finish()).unwrap();
+    assert!(batch.len() < 1000, "{}", batch.len());
+    for _ in 0..BOMBS {
+        producer.send_batch(0, batch.clone(), 2, 2_000_000).await.unwrap();
+    }
+    producer.close().await.unwrap();
+}
+
+/// One fetch without waiting: how far it came, and the batches that it gave.
+async fn fetch_bombs(client: &Client, topic: TopicId, bytes_max: u32, tags: &[&str]) -> (u64, usize) {
+    let key = PartitionKey { topic, partition: 0 };
+    let request = Request::Fetch(FetchRequest {
+        partitions: vec![FetchPartition { key, offset: Offset(0), bytes_max: 0 }],
+        bytes_max,
+        bytes_min: 1,
+        codecs: ALL_CODECS,
+        tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+        ..FetchRequest::default()
+    });
+    let connection = client.connection_for("bombs", 0).await.unwrap();
+    let frame = connection.request(&request, Vec::new()).await.unwrap().into_result().unwrap();
+    let Response::Fetch(outcomes) = frame.response else { panic!() };
+    assert!(outcomes[0].code.is_ok(), "{outcomes:?}");
+    (outcomes[0].next_offset.get(), FetchedBatches::new(frame.payload).map(Result::unwrap).count())
+}
+
+/// Budgets count what a reader must hold: neither a consumer nor a shard works on gigabytes for one small answer.
+#[test]
+fn batches_that_decompress_to_much_come_few_at_a_time_and_cost_little_where_no_tag_fits() {
+    let home = Home::new(&["--shards", "1", "--memory", "64MiB"]);
+    let broker = home.start();
+    broker.ok(&["topic", "create", "bombs", "--compression", "none"]);
+    run(async { send_bombs(&client(&broker).await, "bombs").await });
+    let look = |broker: &Broker| {
+        run(async {
+            let client = client(broker).await;
+            let topic = client.topic("bombs").await.unwrap().topic_id;
+            assert_eq!(fetch_bombs(&client, topic, 1024 * 1024, &[]).await, (2, 1));
+            assert_eq!(fetch_bombs(&client, topic, 4 * 1024 * 1024, &[]).await, (2, 1));
+            assert_eq!(fetch_bombs(&client, topic, 1024 * 1024, &["boom"]).await, (2, 1));
+            let before = broker.metric("ringmain_filtered_bytes_total");
+            assert_eq!(fetch_bombs(&client, topic, 1024 * 1024, &["other"]).await, (2 * BOMBS, 0));
+            let looked_at = broker.metric("ringmain_filtered_bytes_total") - before;
+            assert!(looked_at < 1000 * BOMBS, "{looked_at} bytes were looked at, so some were decompressed");
+        });
+        let (records, gaps) = read(broker, "bombs", ALL_CODECS);
+        assert!(records.len() as u64 == 2 * BOMBS && gaps.is_empty());
+        assert!(records.iter().all(|(_, value)| value.len() == 1_000_000));
+    };
+    look(&broker);
+    broker.stop();
+    let broker = home.start();
+    look(&broker);
+    assert!(broker.metric("ringmain_fetch_disk_read_bytes_total") > 0);
 }

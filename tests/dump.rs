@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use support::broker::{Broker, Home, RINGMAIN};
@@ -379,4 +379,21 @@ fn what_is_no_data_is_said_to_be_none() {
         assert_eq!(output.status.code(), Some(1), "{}: {out}", path.display());
         assert!(out.contains("segment header"), "{out}");
     }
+}
+
+#[test]
+fn a_verification_that_nobody_reads_does_not_count_as_sound() {
+    let home = Home::default();
+    written(&home);
+    let data = home.data();
+    let code = |more: &[&str]| {
+        let mut command = Command::new(RINGMAIN);
+        command.arg("dump").args(["--data", data.to_str().unwrap()]).args(more).env_remove("RINGMAIN_DATA");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        drop(child.stdout.take());
+        child.wait().unwrap().code()
+    };
+    assert_eq!(code(&["--verify"]), Some(2));
+    // Just looking is something else.
+    assert_eq!(code(&[]), Some(0));
 }

@@ -343,3 +343,22 @@ fn produce_and_consume_ride_over_restarts_of_the_broker() {
     consuming.kill().unwrap();
     consuming.wait().unwrap();
 }
+
+#[test]
+fn a_failure_is_told_though_nobody_reads_the_summary() {
+    let home = Home::default();
+    let broker = home.start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = write_file(dir.path(), b"line\n");
+    for topic in ["missing", "there"] {
+        if topic == "there" {
+            broker.ok(&["topic", "create", topic]);
+        }
+        let mut command = broker.command(&["produce", topic, &file, "--json"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        drop(child.stdout.take());
+        let code = child.wait().unwrap().code();
+        assert_eq!(code, Some(i32::from(topic == "missing")), "{topic}");
+    }
+    broker.stop();
+}

@@ -8,8 +8,13 @@ mod support;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ringmain_core::ids::Offset;
-use ringmain_wire::client::{Client, ClientConfig, ConsumerConfig, ConsumerEvent, NewTopic, ProducerConfig, StartAt};
+use ringmain_core::ids::{Offset, PartitionKey};
+use ringmain_wire::client::{
+    Client, ClientConfig, Connection, ConnectionConfig, ConsumerConfig, ConsumerEvent, NewTopic, ProducerConfig,
+    StartAt,
+};
+use ringmain_wire::fetch::{FetchPartition, FetchRequest};
+use ringmain_wire::message::{Request, Response};
 use ringmain_wire::record::NewRecord;
 use support::broker::{Broker, Home};
 use support::random::Random;
@@ -141,6 +146,42 @@ fn a_filtered_reader_at_the_end_is_woken_by_what_passes() {
             let got: Vec<_> = batch.records().map(|record| (record.offset, record.value.unwrap().to_vec())).collect();
             assert_eq!(got, [(Offset(round * 3 + 2), round.to_string().into_bytes())]);
         }
+    });
+    broker.stop();
+}
+
+#[test]
+fn a_filtered_fetch_that_does_not_wait_looks_on_behind_the_first_portion_on_any_port() {
+    let home = Home::default();
+    let broker = home.start();
+    run(async {
+        let client = client(&broker, true).await;
+        let topic = client.create_topic(NewTopic { partitions: 1, ..NewTopic::new("none") }).await.unwrap().topic_id;
+        let producer = client.producer("none", ProducerConfig::default()).await.unwrap();
+        const RECORDS: u64 = 6000;
+        for number in 0..RECORDS {
+            let value = value_of(number);
+            let record = NewRecord { value: Some(&value), tag: Some("no"), timestamp_ms: 1, ..NewRecord::default() };
+            producer.send(&record, Some(0)).await.unwrap();
+        }
+        producer.close().await.unwrap();
+        let key = PartitionKey { topic, partition: 0 };
+        let request = Request::Fetch(FetchRequest {
+            partitions: vec![FetchPartition { key, offset: Offset(0), bytes_max: 0 }],
+            bytes_max: 1024 * 1024,
+            tags: vec!["yes".into()],
+            ..FetchRequest::default()
+        });
+        let metadata = client.metadata().await.unwrap();
+        for port in &metadata.brokers[0].direct_ports {
+            let address = format!("127.0.0.1:{port}");
+            let connection = Connection::connect(&address, &ConnectionConfig::default()).await.unwrap();
+            let frame = connection.request(&request, Vec::new()).await.unwrap().into_result().unwrap();
+            let Response::Fetch(outcomes) = frame.response else { panic!() };
+            assert_eq!((outcomes[0].next_offset, frame.payload.len()), (Offset(RECORDS), 0), "port {port}");
+        }
+        // Nothing was sent, so nothing was answered from memory.
+        assert_eq!(broker.metric("ringmain_fetched_memory_bytes_total"), 0);
     });
     broker.stop();
 }

@@ -72,6 +72,7 @@ struct Found {
     block: usize,
     at: u32,
     bytes: u32,
+    raw_bytes: u32,
     batches: u32,
 }
 
@@ -104,6 +105,7 @@ pub fn adopt(
                 block: live[batch.block].block,
                 at: batch.at,
                 bytes: batch.bytes,
+                raw_bytes: batch.raw_bytes,
                 batches: batch.batches,
             };
             keep.entry(batch.block).or_default().push((key, span, dirty));
@@ -142,6 +144,7 @@ fn read_blocks(
         for batch in batch::batches(memory.read(block.block, 0, block.committed)) {
             let (header, bytes) = batch.map_err(damaged)?;
             let here = at;
+            let raw_bytes = u32::try_from(header.raw_bytes()).unwrap_or(u32::MAX);
             at += header.batch_bytes;
             // Of every batch, since a damaged key or offset would make an acked one look like one that is not needed.
             batch::check_crc(&header, bytes).map_err(damaged)?;
@@ -156,6 +159,7 @@ fn read_blocks(
                 && last.bytes + header.batch_bytes <= SPAN_BYTES_MAX
             {
                 last.bytes += header.batch_bytes;
+                last.raw_bytes = last.raw_bytes.saturating_add(raw_bytes);
                 last.batches += 1;
                 last.next_offset = header.next_offset();
                 continue;
@@ -166,6 +170,7 @@ fn read_blocks(
                 block: index,
                 at: here,
                 bytes: header.batch_bytes,
+                raw_bytes,
                 batches: 1,
             });
         }

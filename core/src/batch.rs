@@ -42,6 +42,9 @@ const CRC_FROM: usize = 36;
 const CODEC_AT: usize = 54;
 /// Bytes that `stamp_crc` covers.
 const STAMP_BYTES: usize = 28;
+/// Header, table and padding of a batch beside its entries and body, and what an entry takes with an index: upper bounds.
+const RAW_REST_BYTES: usize = 144;
+const RAW_ENTRY_BYTES: usize = 24;
 
 /// A batch header, decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,6 +126,18 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl BatchHeader {
+    /// Bytes that a reader needs for the batch once its body is decompressed: what budgets of fetches count, since a few
+    /// hundred bytes may stand for megabytes.
+    #[must_use]
+    pub const fn raw_bytes(&self) -> usize {
+        let stored = self.batch_bytes as usize;
+        if self.codec == 0 {
+            return stored;
+        }
+        let raw = RAW_REST_BYTES + self.record_count as usize * RAW_ENTRY_BYTES + self.raw_body_bytes as usize;
+        if raw > stored { raw } else { stored }
+    }
+
     /// Reads and bounds-checks the header of the batch at the start of `bytes`; `bytes` may go on behind the batch.
     /// Does not look at CRCs.
     pub fn parse(bytes: &[u8]) -> Result<Self, BatchError> {

@@ -27,6 +27,8 @@ pub enum FetchPlan {
         next_offset: Offset,
         /// Bytes of all slices.
         bytes: usize,
+        /// Bytes of their batches as the budget counts them.
+        counted_bytes: usize,
     },
     /// From disk, or a gap: the index of the shard log knows. Memory starts at `memory_from`.
     Disk {
@@ -41,8 +43,33 @@ pub enum FetchPlan {
     UnknownPartition,
 }
 
+/// How a budget counts a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// By what a reader needs for it once it is decompressed.
+    Raw,
+    /// By what it is.
+    Stored,
+}
+
+impl Counted {
+    fn of_span(self, span: &Span) -> usize {
+        match self {
+            Self::Raw => span.raw_bytes as usize,
+            Self::Stored => span.bytes as usize,
+        }
+    }
+
+    fn of_batch(self, header: &BatchHeader) -> usize {
+        match self {
+            Self::Raw => header.raw_bytes(),
+            Self::Stored => header.batch_bytes as usize,
+        }
+    }
+}
+
 impl ShardStore {
-    /// Plans a fetch from `offset` of about `bytes_max` bytes (always at least one batch). With `synced_only`, nothing
+    /// Plans a fetch from `offset` of about `bytes_max` bytes, decompressed (always at least one batch). With `synced_only`, nothing
     /// past the synced end is shown.
     pub fn plan_fetch(
         &mut self,
@@ -50,6 +77,30 @@ impl ShardStore {
         key: PartitionKey,
         offset: Offset,
         bytes_max: usize,
+        synced_only: bool,
+    ) -> FetchPlan {
+        self.plan_counted(memory, key, offset, (bytes_max, Counted::Raw), synced_only)
+    }
+
+    /// The same for one who looks at the batches and stops by himself before they decompress to too much: `bytes_max` are
+    /// bytes as they are.
+    pub fn plan_scan(
+        &mut self,
+        memory: &impl BlockMemory,
+        key: PartitionKey,
+        offset: Offset,
+        bytes_max: usize,
+        synced_only: bool,
+    ) -> FetchPlan {
+        self.plan_counted(memory, key, offset, (bytes_max, Counted::Stored), synced_only)
+    }
+
+    fn plan_counted(
+        &mut self,
+        memory: &impl BlockMemory,
+        key: PartitionKey,
+        offset: Offset,
+        (bytes_max, counted): (usize, Counted),
         synced_only: bool,
     ) -> FetchPlan {
         let Some(index) = self.find(key) else { return FetchPlan::UnknownPartition };
@@ -72,23 +123,25 @@ impl ShardStore {
             }
         }
         let mut slices: Vec<Slice> = Vec::new();
-        let (mut bytes, mut next_offset) = (0, offset);
+        let (mut bytes, mut counted_bytes, mut next_offset) = (0, 0, offset);
         for span in partition.spans.iter().skip(first) {
             // The first batch is taken whatever the budget, so that no reader gets stuck.
-            if bytes > 0 && bytes >= bytes_max || span.base_offset >= visible {
+            if bytes > 0 && counted_bytes >= bytes_max || span.base_offset >= visible {
                 break;
             }
-            let taken = take_from_span(memory, span, next_offset, bytes_max - bytes, bytes == 0, visible);
-            let Some((slice, next)) = taken else { break };
+            let left = (bytes_max.saturating_sub(counted_bytes), counted);
+            let Some(taken) = take_from_span(memory, span, next_offset, left, bytes == 0, visible) else { break };
+            let Taken { slice, .. } = taken;
             bytes += slice.bytes as usize;
-            next_offset = next;
+            counted_bytes += taken.counted_bytes;
+            next_offset = taken.next_offset;
             match slices.last_mut() {
                 Some(last) if last.block == slice.block && last.at + last.bytes == slice.at => {
                     last.bytes += slice.bytes;
                 }
                 _ => slices.push(slice),
             }
-            if next < span.next_offset {
+            if next_offset < span.next_offset {
                 break;
             }
         }
@@ -98,7 +151,7 @@ impl ShardStore {
         for slice in &slices {
             self.blocks.pin(slice.block);
         }
-        FetchPlan::Memory { slices, next_offset, bytes }
+        FetchPlan::Memory { slices, next_offset, bytes, counted_bytes }
     }
 
     /// Ends the pins of a reply.
@@ -109,35 +162,44 @@ impl ShardStore {
     }
 }
 
+/// What a fetch takes of a span.
+struct Taken {
+    slice: Slice,
+    next_offset: Offset,
+    counted_bytes: usize,
+}
+
 /// The batches of `span` from the one that holds `offset`, within `bytes_max` (but one at least when `must`).
 fn take_from_span(
     memory: &impl BlockMemory,
     span: &Span,
     offset: Offset,
-    bytes_max: usize,
+    (bytes_max, counted): (usize, Counted),
     must: bool,
     visible: Offset,
-) -> Option<(Slice, Offset)> {
-    let whole = span.base_offset == offset && span.bytes as usize <= bytes_max && span.next_offset <= visible;
+) -> Option<Taken> {
+    let whole = span.base_offset == offset && counted.of_span(span) <= bytes_max && span.next_offset <= visible;
     if whole || (must && span.batches == 1 && span.next_offset <= visible) {
         let slice = Slice { block: span.block, at: span.at, bytes: span.bytes };
-        return Some((slice, span.next_offset));
+        return Some(Taken { slice, next_offset: span.next_offset, counted_bytes: counted.of_span(span) });
     }
     let bytes = memory.read(span.block, span.at as usize, span.bytes as usize);
-    let (mut at, mut taken) = (0, None);
+    let (mut at, mut counted_bytes, mut taken) = (0, 0, None);
     while at < bytes.len() {
         let header = BatchHeader::parse(&bytes[at..]).expect("a committed batch was checked when it was appended");
         let end = at + header.batch_bytes as usize;
         if header.next_offset() > offset {
             let from = taken.map_or(at, |(from, _, _)| from);
-            let too_much = end - from > bytes_max && !(must && taken.is_none());
+            let too_much = counted_bytes + counted.of_batch(&header) > bytes_max && !(must && taken.is_none());
             if header.next_offset() > visible || too_much {
                 break;
             }
+            counted_bytes += counted.of_batch(&header);
             taken = Some((from, end, header.next_offset()));
         }
         at = end;
     }
     let (from, end, next_offset) = taken?;
-    Some((Slice { block: span.block, at: span.at + from as u32, bytes: (end - from) as u32 }, next_offset))
+    let slice = Slice { block: span.block, at: span.at + from as u32, bytes: (end - from) as u32 };
+    Some(Taken { slice, next_offset, counted_bytes })
 }

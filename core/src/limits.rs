@@ -30,13 +30,14 @@ pub const FETCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Largest byte budget of a filtered fetch: indexes of sparse batches make what passes larger by up to a fifth, and it must
 /// still fit a frame.
 pub const FILTERED_FETCH_BYTES_MAX: usize = 1024 * 1024;
-/// What a filtered fetch looks at before it answers, even when nothing has passed: about 10 ms of work.
+/// What a filtered fetch looks at before it answers, even when nothing has passed: about 10 ms of work. Of batches that it
+/// must decompress, what comes out counts.
 pub const FETCH_SCAN_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Most tags in the filter of a fetch: each record that the hash lets through is compared with them.
 pub const FETCH_TAGS_MAX: usize = 64;
 /// Longest tag.
 pub const TAG_BYTES_MAX: usize = 1024;
-/// Most topics that one metadata request names; all are asked for by naming none.
+/// Most topics that one metadata request names; all are asked for by naming none, page by page.
 pub const METADATA_TOPICS_MAX: usize = 4096;
 /// Longest client name and name of a sign-in mechanism: they go to logs.
 pub const CLIENT_NAME_BYTES_MAX: usize = 256;
@@ -47,7 +48,8 @@ pub const FETCH_WAIT_MS_MAX: u32 = 30_000;
 
 /// Requests of one connection that may wait for their answer.
 pub const CONNECTION_REQUESTS_MAX: usize = 1024;
-/// Bytes of requests of one connection that may wait for their answer.
+/// Bytes of requests of one connection that may wait for their answer: what clients are asked to keep to. A broker needs no
+/// check of it: it copies what it reads at once, and what waits is bounded by the arena and by MESH_BYTES_MAX.
 pub const CONNECTION_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes of replies of one connection that may wait for a slow reader.
 pub const CONNECTION_REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -61,8 +63,10 @@ pub const SHARD_FETCH_PARTITIONS_MAX: usize = 400_000;
 pub const SHARD_WAITS_MAX: usize = 200_000;
 /// Longest time that a produce may ask to wait for its level; a longer one is cut.
 pub const PRODUCE_TIMEOUT_MS_MAX: u32 = 300_000;
-/// Most partitions in one metadata answer: it must fit a frame. Who wants more asks by name, or the master page by page.
+/// Most partitions in one metadata answer: some ms of work. Who wants more asks page by page.
 pub const METADATA_PARTITIONS_MAX: usize = 50_000;
+/// Bytes of topics in one metadata answer: with brokers and their ports it must fit a frame.
+pub const METADATA_BYTES_MAX: usize = FRAME_BYTES_MAX - 64 * 1024;
 /// Bytes of answers without records (metadata, offsets) that wait for slow clients, for each shard.
 pub const SHARD_HEAD_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes that all receive buffers of a shard may hold past their small first ones: when they are used up, connections
@@ -124,8 +128,9 @@ pub const HTTP_BODY_BYTES_MAX: usize = 64 * 1024;
 pub const ADMIN_IDLE_TIMEOUT_MS: u64 = 300_000;
 /// Changes of topics that may wait for the master or a broker.
 pub const ADMIN_REQUESTS_MAX: usize = 1024;
-/// How long a change waits for the broker before its sender is told that it is still being applied.
-pub const APPLY_TIMEOUT_MS: u64 = 30_000;
+/// How long a change waits for the broker before its sender is told that it is still being applied. Well below the 30 s after
+/// which clients give a connection up, with all that waits on it.
+pub const APPLY_TIMEOUT_MS: u64 = 20_000;
 /// Most topics on one page of the HTTP API.
 pub const HTTP_PAGE_TOPICS_MAX: usize = 1000;
 
@@ -166,6 +171,9 @@ const _: () = {
     assert!(KEY_BYTES_MAX < RECORD_BYTES_MAX);
     assert!(BATCH_RECORDS_MAX * 20 + 1024 < BATCH_BYTES_MAX);
     assert!(BATCH_BYTES_MAX + MESSAGE_BYTES_MAX <= FRAME_BYTES_MAX);
+    // A page has one topic at least, whatever its size.
+    assert!(TOPIC_PARTITIONS_MAX as usize <= METADATA_PARTITIONS_MAX);
+    assert!(TOPIC_PARTITIONS_MAX as usize * 64 <= METADATA_BYTES_MAX);
     assert!(BATCH_BYTES_MAX + 64 * 1024 <= EXTENT_BYTES_MAX);
     assert!(FETCH_BYTES_MAX >= BATCH_BYTES_MAX);
     assert!((FILTERED_FETCH_BYTES_MAX + BATCH_BYTES_MAX) / 5 * 6 <= FETCH_BYTES_MAX);

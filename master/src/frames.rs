@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use ringmain_core::ids::Epoch;
-use ringmain_core::limits::{FRAME_BYTES_MAX, MASTER_FRAME_BYTES_MAX};
+use ringmain_core::limits::{MASTER_FRAME_BYTES_MAX, METADATA_BYTES_MAX, METADATA_PARTITIONS_MAX};
 use ringmain_core::topic::TopicInfo;
 use ringmain_wire::frame::{FrameEncoder, FrameError, FrameView};
 use ringmain_wire::hello::{FEATURES, HelloRequest, HelloResponse, PROTOCOL_VERSION, ServerLimits, encode_hello};
 use ringmain_wire::message::{ErrorResponse, Request, encode_error};
 use ringmain_wire::metadata::{
-    BrokerMetadata, Metadata, MetadataRequest, PartitionMetadata, TopicMetadata, encode_metadata,
+    BrokerMetadata, Metadata, MetadataRequest, PartitionMetadata, TopicMetadata, encode_metadata, topic_bytes_max,
 };
 use ringmain_wire::topic::{TopicResponse, encode_topic_response};
 use ringmain_wire::{ClientAction, ErrorCode};
@@ -20,10 +20,6 @@ use crate::topic::{ServiceError, TopicService};
 
 /// What a client hears that is told to back off.
 const RETRY_AFTER_MS: u32 = 100;
-/// Encoded size of a topic without its name and partitions, and of a partition: upper bounds, for refusing answers that
-/// no frame can hold before they are built.
-const TOPIC_BYTES: usize = 192;
-const PARTITION_BYTES: usize = 64;
 /// Name of this server in hello answers.
 const SERVER_NAME: &str = concat!("ringmain-master/", env!("CARGO_PKG_VERSION"));
 
@@ -135,11 +131,18 @@ fn metadata_frame(
     request: &MetadataRequest,
 ) -> Result<Vec<u8>, ServiceError> {
     let (broker, survives_process_kill) = service.broker().ok_or(ServiceError::NoBroker)?;
-    let (version, topics) = if request.topics.is_empty() {
-        service.all()
+    let is_page = request.topics.is_empty() && request.limit > 0;
+    let (version, mut topics, mut more) = if is_page {
+        let after = (!request.after.is_empty()).then_some(request.after.as_str());
+        // No more fit one answer: each has a partition.
+        let page = service.page(after, (request.limit as usize).min(METADATA_PARTITIONS_MAX));
+        (page.version, page.topics.into_iter().map(|view| view.info).collect(), page.next.is_some())
+    } else if request.topics.is_empty() {
+        let (version, topics) = service.all();
+        (version, topics, false)
     } else {
         let found = request.topics.iter().filter_map(|name| service.get(name).ok()).map(|view| view.info);
-        (service.version(), found.collect())
+        (service.version(), found.collect::<Vec<_>>(), false)
     };
     let mut metadata = Metadata {
         version,
@@ -153,13 +156,16 @@ fn metadata_frame(
         }],
         topics: Vec::new(),
         survives_process_kill,
+        more: false,
     };
     if request.known_version == 0 || request.known_version != version {
-        let size =
-            |topic: &Arc<TopicInfo>| TOPIC_BYTES + topic.name.len() + PARTITION_BYTES * topic.partition_stores.len();
-        if topics.iter().map(size).sum::<usize>() > FRAME_BYTES_MAX - TOPIC_BYTES {
+        let fitting = fitting(&topics);
+        if fitting < topics.len() && !is_page {
             return Err(ServiceError::TooLarge(topics.len()));
         }
+        more |= fitting < topics.len();
+        topics.truncate(fitting);
+        metadata.more = more;
         metadata.topics = topics.iter().map(|topic| topic_metadata(topic, &broker)).collect();
         for name in &request.topics {
             if !topics.iter().any(|topic| topic.name == *name) {
@@ -171,6 +177,17 @@ fn metadata_frame(
     let mut out = Vec::new();
     encode_metadata(&mut FrameEncoder::new(), correlation_id, &metadata, &mut out);
     Ok(out)
+}
+
+/// How many of these topics, the first ones, one answer can hold.
+fn fitting(topics: &[Arc<TopicInfo>]) -> usize {
+    let (mut bytes, mut partitions) = (0, 0);
+    let fits = |topic: &&Arc<TopicInfo>| {
+        bytes += topic_bytes_max(topic.name.len(), topic.partition_stores.len());
+        partitions += topic.partition_stores.len();
+        bytes <= METADATA_BYTES_MAX && partitions <= METADATA_PARTITIONS_MAX
+    };
+    topics.iter().take_while(fits).count()
 }
 
 fn topic_frame(service: &TopicService, correlation_id: u64, topic: &TopicInfo, version: u64) -> Vec<u8> {

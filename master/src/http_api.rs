@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -38,6 +38,8 @@ use crate::topic::{ServiceError, TopicService, TopicView};
 pub(crate) const PAGE_TOPICS: usize = 100;
 
 type Service = State<Arc<TopicService>>;
+/// The topic of a path; what is no text is refused as everything else is.
+type Name = Result<Path<String>, PathRejection>;
 
 /// API and console.
 pub(crate) fn router(service: Arc<TopicService>) -> Router {
@@ -82,6 +84,12 @@ impl From<ServiceError> for Failure {
             ServiceError::NoBroker | ServiceError::Busy => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self { status, code: error.code(), message: error.to_string() }
+    }
+}
+
+impl From<PathRejection> for Failure {
+    fn from(rejection: PathRejection) -> Self {
+        Self { status: rejection.status(), code: ErrorCode::BAD_REQUEST, message: rejection.body_text() }
     }
 }
 
@@ -214,7 +222,8 @@ async fn list(State(service): Service, query: Result<Query<PageQuery>, QueryReje
     Ok(Json(body).into_response())
 }
 
-async fn describe(State(service): Service, Path(name): Path<String>) -> Result<Response, Failure> {
+async fn describe(State(service): Service, name: Name) -> Result<Response, Failure> {
+    let Path(name) = name?;
     let view = service.get(&name)?;
     let body = TopicBody { partition_stores: Some(&view.info.partition_stores), ..TopicBody::new(&view) };
     Ok(Json(body).into_response())
@@ -238,9 +247,10 @@ async fn create(State(service): Service, body: Result<Json<CreateBody>, JsonReje
 
 async fn alter(
     State(service): Service,
-    Path(name): Path<String>,
+    name: Name,
     body: Result<Json<AlterBody>, JsonRejection>,
 ) -> Result<Response, Failure> {
+    let Path(name) = name?;
     let Json(body) = body?;
     let change = TopicAlteration {
         durability_default: level(body.durability_default.as_deref())?,
@@ -253,7 +263,8 @@ async fn alter(
     Ok(Json(TopicBody::new(&view)).into_response())
 }
 
-async fn delete(State(service): Service, Path(name): Path<String>) -> Result<Response, Failure> {
+async fn delete(State(service): Service, name: Name) -> Result<Response, Failure> {
+    let Path(name) = name?;
     let (topic, version) = service.delete(name).await?;
     let deleted = TopicView { info: topic, applied: true };
     Ok(Json(json!({ "version": version, "deleted": TopicBody::new(&deleted) })).into_response())

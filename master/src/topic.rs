@@ -64,7 +64,7 @@ pub enum ServiceError {
     #[error("the broker is starting or stopping: try again in a moment")]
     NoBroker,
     /// Metadata of so many topics at once fits no frame.
-    #[error("metadata of {0} topics does not fit one answer: name the topics you need")]
+    #[error("metadata of {0} topics does not fit one answer: ask page by page, or name the topics you need")]
     TooLarge(usize),
     /// Too many changes are waiting.
     #[error("too many changes are waiting for the broker: try again in a moment")]

@@ -225,6 +225,7 @@ impl Broker {
                 arena: config.arena.clone(),
                 slabs,
                 topics: placed.clone(),
+                version: catalog.version(),
                 admin: Arc::clone(&admin),
                 mail: mail.clone(),
                 metrics: Arc::clone(&metrics),

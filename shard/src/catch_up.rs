@@ -44,7 +44,7 @@ const RUNS_MAX: usize = 64;
 /// What the disk has for a fetch.
 pub(crate) enum DiskFetch {
     /// Whole batches; the first one holds the asked offset.
-    Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize, raw_bytes: usize },
+    Batches { parts: Vec<Part>, next_offset: Offset, bytes: usize, counted_bytes: usize },
     /// The next batch was compressed by its producer with a codec that the client does not take.
     NotTaken { codec: u8 },
     /// Nothing up to there, for ever.
@@ -68,8 +68,9 @@ pub(crate) struct Wanted {
     pub(crate) was_tail: bool,
     /// Codecs that the client takes.
     pub(crate) codecs: u32,
-    /// Packs are unpacked whatever the client takes: their records are looked at.
-    pub(crate) unpack: bool,
+    /// A filter looks at the records: packs are unpacked whatever the client takes, and `bytes_max` counts batches that their
+    /// producer compressed as they are, since the filter stops by itself before it has decompressed too much.
+    pub(crate) scan: bool,
 }
 
 /// Where a reader goes on: so many bytes into a run.
@@ -234,7 +235,7 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
     if place.entry.base_offset > offset {
         return DiskFetch::Gap { to: place.entry.base_offset.min(memory_from), corrupt: false };
     }
-    let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, raw_bytes: 0, not_taken: None };
+    let mut got = Got { parts: Vec::new(), next_offset: offset, bytes: 0, counted_bytes: 0, not_taken: None };
     for _ in 0..RUNS_MAX {
         let sound = match read_run(shard, &mut place, wanted, &mut got).await {
             Ok(sound) => sound,
@@ -252,7 +253,7 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
             return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
         }
         let run_is_read = place.at >= place.entry.stored_bytes;
-        if !sound || got.raw_bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
+        if !sound || got.counted_bytes >= bytes_max || got.next_offset >= memory_from || !run_is_read {
             break;
         }
         let cursor = RunCursor { segment: place.segment, entry: place.entry };
@@ -273,8 +274,8 @@ async fn read_from(shard: &Rc<Shard>, wanted: &Wanted) -> DiskFetch {
         // Nothing in the run reaches the offset: its batches lie.
         return DiskFetch::Gap { to: place.entry.next_offset.min(memory_from), corrupt: true };
     }
-    let Got { parts, next_offset, bytes, raw_bytes, .. } = got;
-    DiskFetch::Batches { parts, next_offset, bytes, raw_bytes }
+    let Got { parts, next_offset, bytes, counted_bytes, .. } = got;
+    DiskFetch::Batches { parts, next_offset, bytes, counted_bytes }
 }
 
 async fn find(shard: &Rc<Shard>, mut lookup: Lookup) -> Result<Option<Place>, String> {
@@ -347,8 +348,8 @@ struct Got {
     next_offset: Offset,
     /// As they are sent.
     bytes: usize,
-    /// Decompressed.
-    raw_bytes: usize,
+    /// As the budget counts them.
+    counted_bytes: usize,
     /// The codec of the batch at which it ended because the client does not take it.
     not_taken: Option<u8>,
 }
@@ -370,7 +371,7 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
         Ok(file) => file,
         Err(error) => return lost(shard, place, error),
     };
-    let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.raw_bytes).min(1024 * 1024));
+    let mut window = READ_BYTES_MIN.max(wanted.bytes_max.saturating_sub(got.counted_bytes).min(1024 * 1024));
     while place.at < place.entry.stored_bytes {
         let left = (place.entry.stored_bytes - place.at) as usize;
         let size = window.min(left);
@@ -401,7 +402,7 @@ async fn read_run(shard: &Rc<Shard>, place: &mut Place, wanted: &Wanted, got: &m
             }
             End::Cut { .. } if size == left => return Ok(taken.walked == size),
             End::Cut { .. } => {
-                if got.raw_bytes >= wanted.bytes_max {
+                if got.counted_bytes >= wanted.bytes_max {
                     return Ok(true);
                 }
             }
@@ -464,12 +465,13 @@ fn take_batches(bytes: &Bytes, wanted: &Wanted, got: &mut Got) -> Walk {
         if header.codec != 0 && !codec_is_taken(header.codec, wanted.codecs) {
             break End::NotTaken { codec: header.codec };
         }
-        let over = got.raw_bytes > 0 && got.raw_bytes + size > wanted.bytes_max;
+        let counted = if wanted.scan { size } else { header.raw_bytes() };
+        let over = got.counted_bytes > 0 && got.counted_bytes + counted > wanted.bytes_max;
         if over || header.next_offset() > wanted.memory_from {
             break End::Enough;
         }
         first.get_or_insert(at);
-        got.raw_bytes += size;
+        got.counted_bytes += counted;
         got.next_offset = header.next_offset();
         at += size;
     };

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ringmain_core::ids::{Epoch, ShardId, TopicId};
 use ringmain_core::limits::{BROKER_TOPICS_MAX, SHARD_PARTITIONS_MAX};
@@ -12,12 +13,14 @@ use ringmain_core::topic::{TopicChange, TopicInfo};
 
 use crate::catalog::{Catalog, CatalogTopic};
 use crate::command::{Done, ShardCommand};
-use crate::mailbox::MailboxSender;
+use crate::mailbox::{MailboxSender, SendError};
 use crate::metrics::ShardMetrics;
 use crate::routing::PlacedTopic;
 
 /// Changes that may wait.
 const CHANGES_MAX: usize = 4096;
+/// How soon a mailbox that was full is tried again.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a change of a topic was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -206,12 +209,8 @@ impl Worker {
         let done = Done::new(Box::new(move || done(Ok(()))));
         let created_epochs: Vec<Epoch> = epochs.into_iter().map(Epoch).collect();
         for mailbox in &self.mailboxes {
-            // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.try_send(ShardCommand::PutTopic {
-                topic: Arc::clone(&topic),
-                created_epochs: created_epochs.clone(),
-                done: Arc::clone(&done),
-            });
+            let (topic, created_epochs, done) = (Arc::clone(&topic), created_epochs.clone(), Arc::clone(&done));
+            deliver(mailbox, ShardCommand::PutTopic { topic, created_epochs, done });
         }
     }
 
@@ -229,8 +228,55 @@ impl Worker {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         let done = Done::new(Box::new(move || done(Ok(()))));
         for mailbox in &self.mailboxes {
-            // A shard that has ended reads the catalog at its next start.
-            let _ = mailbox.try_send(ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
+            deliver(mailbox, ShardCommand::DeleteTopic { id, version, done: Arc::clone(&done) });
         }
+    }
+}
+
+/// Waits while the mailbox is full: a shard that never learnt of a change would go by the old state until its next start.
+/// Further changes queue up behind meanwhile, and are then refused.
+fn deliver(mailbox: &MailboxSender<ShardCommand>, mut command: ShardCommand) {
+    loop {
+        match mailbox.try_send(command) {
+            // A shard that has ended reads the catalog at its next start.
+            Ok(()) | Err(SendError::Stopped(_)) => return,
+            Err(SendError::Full(refused)) => command = refused,
+        }
+        std::thread::sleep(FULL_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::mailbox::mailbox;
+
+    #[test]
+    fn a_change_waits_for_a_full_mailbox_and_counts_as_made_only_when_it_was_taken() {
+        let (sender, mut shard) = mailbox(1);
+        assert!(sender.try_send(ShardCommand::Stop).is_ok());
+        let (tell, told) = channel();
+        let done = Done::new(Box::new(move || tell.send(()).expect("the test waits")));
+        let deleted = ShardCommand::DeleteTopic { id: TopicId(7), version: 3, done };
+        std::thread::scope(|scope| {
+            scope.spawn(|| deliver(&sender, deleted));
+            assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "nobody has it yet");
+            assert!(matches!(shard.try_recv(), Some(ShardCommand::Stop)));
+            let command = std::iter::repeat_with(|| shard.try_recv()).find_map(|command| {
+                std::thread::yield_now();
+                command
+            });
+            assert!(matches!(command, Some(ShardCommand::DeleteTopic { id: TopicId(7), version: 3, .. })));
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("it has been carried out");
+    }
+
+    #[test]
+    fn a_shard_that_has_ended_is_not_waited_for() {
+        let (sender, shard) = mailbox(1);
+        drop(shard);
+        deliver(&sender, ShardCommand::Stop);
     }
 }

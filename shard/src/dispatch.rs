@@ -3,16 +3,11 @@
 use std::rc::Rc;
 
 use ringmain_core::ids::{PartitionKey, ShardId};
-use ringmain_core::limits::{
-    CONNECTION_REQUESTS_MAX, FETCH_PARTITIONS_MAX, METADATA_PARTITIONS_MAX, TOPIC_PARTITIONS_MAX,
-};
+use ringmain_core::limits::{CONNECTION_REQUESTS_MAX, FETCH_PARTITIONS_MAX, TOPIC_PARTITIONS_MAX};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::frame::FrameView;
 use ringmain_wire::hello::{HelloRequest, HelloResponse, PROTOCOL_VERSION, ServerLimits, encode_hello};
 use ringmain_wire::message::Request;
-use ringmain_wire::metadata::{
-    BrokerMetadata, Metadata, MetadataRequest, PartitionMetadata, TopicMetadata, encode_metadata,
-};
 use ringmain_wire::offsets::{Offsets, OffsetsRequest, PartitionOffsets, encode_offsets};
 
 use crate::connection::Connection;
@@ -20,7 +15,7 @@ use crate::mesh_message::{MeshReply, MeshRequest};
 use crate::routing::PlacedTopic;
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
-use crate::{fetch, produce};
+use crate::{fetch, metadata, produce};
 
 /// Handles one frame. An error closes the connection, with itself as the reason.
 pub(crate) async fn handle(
@@ -58,7 +53,7 @@ pub(crate) async fn handle(
         Request::Fetch(request) => fetch::fetch(shard, connection, correlation_id, request),
         Request::Metadata(request) => {
             shard.head_room().await;
-            metadata(shard, connection, correlation_id, &request);
+            metadata::metadata(shard, connection, correlation_id, &request);
         }
         Request::Offsets(request) => offsets(shard, connection, correlation_id, request),
         // Encoded anew: what a client adds to the frame must not wait in the master's queue with it.
@@ -98,75 +93,6 @@ fn greet(
     };
     connection.reply(shard, Vec::new(), |encoder, out| encode_hello(encoder, correlation_id, &response, out));
     Ok(())
-}
-
-fn metadata(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_id: u64, request: &MetadataRequest) {
-    let routing = shard.routing.borrow();
-    let unchanged = request.known_version != 0 && request.known_version == routing.version();
-    let partitions = match (unchanged, request.topics.is_empty()) {
-        (true, _) => 0,
-        (false, true) => routing.partition_count(),
-        (false, false) => {
-            let named = request.topics.iter().filter_map(|name| routing.named(name));
-            named.map(|topic| topic.info.partition_stores.len()).sum()
-        }
-    };
-    if partitions > METADATA_PARTITIONS_MAX {
-        let message = format!(
-            "metadata of {partitions} partitions: an answer has {METADATA_PARTITIONS_MAX} at most, name the topics"
-        );
-        return shard.answer_error(connection, correlation_id, ErrorCode::TOO_LARGE, message);
-    }
-    let topics = if unchanged {
-        Vec::new()
-    } else if request.topics.is_empty() {
-        routing.all().into_iter().map(|topic| topic_metadata(shard, topic)).collect()
-    } else {
-        request
-            .topics
-            .iter()
-            .map(|name| match routing.named(name) {
-                Some(topic) => topic_metadata(shard, topic),
-                None => TopicMetadata { name: name.clone(), code: ErrorCode::TOPIC_NOT_FOUND, ..Default::default() },
-            })
-            .collect()
-    };
-    let config = &shard.config;
-    let broker = BrokerMetadata {
-        broker_id: config.broker_id,
-        host: config.advertised_host.clone(),
-        port: config.advertised_port,
-        direct_ports: config.advertised_direct_ports.clone(),
-    };
-    let metadata = Metadata {
-        version: routing.version(),
-        cluster_id: config.cluster_id,
-        brokers: vec![broker],
-        topics,
-        survives_process_kill: config.survives_process_kill,
-    };
-    connection.reply(shard, Vec::new(), |encoder, out| encode_metadata(encoder, correlation_id, &metadata, out));
-}
-
-fn topic_metadata(shard: &Shard, topic: &PlacedTopic) -> TopicMetadata {
-    let epoch = shard.store.borrow().epoch();
-    let partitions = topic.info.partition_stores.iter().enumerate().map(|(partition, &store)| PartitionMetadata {
-        partition: partition as u32,
-        store: u32::from(store),
-        broker_id: shard.config.broker_id,
-        shard: topic.store_shards.get(usize::from(store)).copied().unwrap_or_default(),
-        leader_epoch: epoch,
-        replicas: vec![shard.config.broker_id],
-    });
-    TopicMetadata {
-        name: topic.info.name.clone(),
-        topic_id: topic.info.id,
-        code: ErrorCode::OK,
-        stores: topic.info.stores,
-        settings: topic.info.settings,
-        partitions: partitions.collect(),
-        created_ms: topic.info.created_ms,
-    }
 }
 
 /// Ends of partitions, gathered from their shards.

@@ -1,24 +1,19 @@
-//! Fetch: runs the plans of core on blocks and files, parks what finds nothing, answers.
+//! Fetch: runs the plans of core on blocks and files ([`attempt`]), parks what finds nothing, answers.
+
+mod attempt;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringmain_core::batch::batches;
-use ringmain_core::codec::{ALL_CODECS, Codec};
-use ringmain_core::fetch::{FetchPlan, Slice};
 use ringmain_core::ids::{Offset, ShardId};
 use ringmain_core::limits::{
     BATCH_BYTES_MAX, FETCH_BYTES_MAX, FETCH_PARTITIONS_MAX, FETCH_WAIT_MS_MAX, FILTERED_FETCH_BYTES_MAX,
     SHARD_FETCH_PARTITIONS_MAX, SHARD_PARKED_FETCHES_MAX,
 };
 use ringmain_wire::error_code::ErrorCode;
-use ringmain_wire::fetch::{
-    FetchPartition, FetchRequest, FetchedPartitionOutcome, Gap, GapReason, Visibility, encode_fetch_response,
-};
+use ringmain_wire::fetch::{FetchPartition, FetchRequest, FetchedPartitionOutcome, Visibility, encode_fetch_response};
 
-use crate::catch_up::{self, DiskFetch, Wanted, codec_is_taken};
 use crate::connection::{Connection, Part};
 use crate::copies::{Copied, Taker};
 use crate::fetch_hop;
@@ -26,12 +21,15 @@ use crate::runtime::{spawn_local, yield_if_needed};
 use crate::shard::Shard;
 use crate::signal::Signal;
 use crate::tag_filter::{self, FetchFilter};
+use attempt::Attempt;
 
 /// What a fetch has found.
 pub(crate) struct Fetched {
     pub(crate) outcomes: Vec<FetchedPartitionOutcome>,
     pub(crate) parts: Vec<Part>,
     pub(crate) bytes: usize,
+    /// How many of them come from blocks.
+    pub(crate) memory_bytes: usize,
     /// The budget that copies among the parts hold.
     pub(crate) copied: Option<Copied>,
 }
@@ -48,7 +46,7 @@ pub(crate) fn fetch(shard: &Rc<Shard>, connection: &Rc<Connection>, correlation_
     if owner == shard.id && request.tags.is_empty() {
         let first = Attempt::from_memory(shard, &request);
         if first.disk.is_empty() && (first.is_enough(&request) || request.wait_ms_max == 0) {
-            first.count_memory(shard);
+            first.fetched.count_memory(shard);
             return answer(shard, connection, correlation_id, first.fetched);
         }
         first.fetched.release(shard);
@@ -126,7 +124,7 @@ fn owner_of_all(shard: &Shard, partitions: &[FetchPartition]) -> Result<ShardId,
 }
 
 pub(crate) fn answer(shard: &Shard, connection: &Rc<Connection>, correlation_id: u64, fetched: Fetched) {
-    let Fetched { outcomes, parts, bytes, copied } = fetched;
+    let Fetched { outcomes, parts, bytes, copied, .. } = fetched;
     shard.metrics.fetched_bytes_total.add(bytes as u64);
     connection.reply_copied(shard, parts, copied, |encoder, out| {
         encode_fetch_response(encoder, correlation_id, &outcomes, bytes, out);
@@ -156,23 +154,27 @@ pub(crate) async fn fetch_here(
         let mut fetched = look(shard, &request, filter.is_some(), parked_before, taker).await;
         let mut used_up = false;
         if let Some(filter) = &mut filter {
-            filter.apply(shard, &mut fetched).await;
+            filter.apply(shard, &request, &mut fetched, client).await;
             used_up = filter.is_used_up();
         }
         let left = due.saturating_sub(shard.clock.exact());
         let gone = client.is_some_and(|client| client.is_closed());
         let enough = is_enough(&request, &fetched.outcomes, fetched.bytes);
+        // Whether there is time to wait or not: where nothing passed, the filter looks on as far as it may.
+        let go_on = filter.is_some() && fetched.bytes == 0 && !(enough || used_up || shard.stopping.get() || gone);
+        if go_on && tag_filter::go_on(&mut request, &fetched.outcomes) {
+            fetched.release(shard);
+            yield_if_needed().await;
+            continue;
+        }
         if enough || used_up || left.is_zero() || shard.stopping.get() || gone {
+            fetched.count_memory(shard);
             for partition in &request.partitions {
                 shard.parked.unpark(partition.key, &signal);
             }
             return fetched;
         }
         fetched.release(shard);
-        if filter.is_some() && fetched.bytes == 0 && tag_filter::go_on(&mut request, &fetched.outcomes) {
-            yield_if_needed().await;
-            continue;
-        }
         drop(fetched);
         let parked = ParkedGuard::new(shard);
         shard.clock.timeout(left, signal.wait()).await;
@@ -185,7 +187,6 @@ pub(crate) async fn fetch_here(
 async fn look(shard: &Rc<Shard>, request: &FetchRequest, filtered: bool, was_tail: bool, taker: Taker) -> Fetched {
     let mut first = Attempt::from_memory(shard, request);
     if first.disk.is_empty() && !filtered {
-        first.count_memory(shard);
         return first.fetched;
     }
     // Nothing is pinned while the copies wait for their turn.
@@ -193,12 +194,12 @@ async fn look(shard: &Rc<Shard>, request: &FetchRequest, filtered: bool, was_tai
     let Some(copied) = shard.copies_for(taker).reserve(taker, copy_bytes_max(request)).await else {
         // The client has gone.
         first.fetched.parts.clear();
+        first.fetched.memory_bytes = 0;
         return first.fetched;
     };
     let mut attempt = Attempt::from_memory(shard, request);
-    attempt.count_memory(shard);
     attempt.fetched.copied = Some(copied);
-    let memory_bytes = attempt.fetched.bytes;
+    let memory_bytes = attempt.fetched.memory_bytes;
     let disk = std::mem::take(&mut attempt.disk);
     attempt.read_disk(shard, request, disk, was_tail).await;
     if !filtered {
@@ -244,155 +245,6 @@ impl Drop for ParkedGuard<'_> {
     }
 }
 
-/// One try of a fetch: what memory gave, and which partitions must be looked for on disk.
-struct Attempt {
-    fetched: Fetched,
-    /// Places in the request, with the offset where memory starts.
-    disk: Vec<(usize, Offset)>,
-    /// Bytes of batches that the answer has, decompressed: what budgets count.
-    raw_bytes: usize,
-}
-
-impl Attempt {
-    fn from_memory(shard: &Shard, request: &FetchRequest) -> Self {
-        let budget = budget(request);
-        let fetched = Fetched { outcomes: Vec::new(), parts: Vec::new(), bytes: 0, copied: None };
-        let mut attempt = Self { fetched, disk: Vec::new(), raw_bytes: 0 };
-        for (at, partition) in request.partitions.iter().enumerate() {
-            let left = budget.saturating_sub(attempt.raw_bytes);
-            let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
-            let mut outcome = outcome_of(shard, partition);
-            // Once the budget is used up, the others only learn their ends; at least one batch is always sent.
-            if outcome.code.is_ok() && (bytes_max > 0 || attempt.fetched.bytes == 0) {
-                attempt.plan_one(shard, request, partition, bytes_max, at, &mut outcome);
-            }
-            attempt.fetched.outcomes.push(outcome);
-        }
-        attempt
-    }
-
-    fn plan_one(
-        &mut self,
-        shard: &Shard,
-        request: &FetchRequest,
-        partition: &FetchPartition,
-        bytes_max: usize,
-        at: usize,
-        outcome: &mut FetchedPartitionOutcome,
-    ) {
-        let synced_only = request.visibility == Visibility::SyncedEnd;
-        let mut store = shard.store.borrow_mut();
-        match store.plan_fetch(&*shard.memory, partition.key, partition.offset, bytes_max, synced_only) {
-            FetchPlan::Memory { slices, .. } if let Some(codec) = codec_not_taken(shard, &slices, request.codecs) => {
-                store.unpin(&*shard.memory, &slices);
-                not_taken(outcome, codec);
-            }
-            FetchPlan::Memory { slices, next_offset, bytes } => {
-                outcome.next_offset = next_offset;
-                outcome.payload_bytes = bytes as u32;
-                self.fetched.bytes += bytes;
-                self.raw_bytes += bytes;
-                self.fetched.parts.extend(slices.into_iter().map(Part::Block));
-            }
-            FetchPlan::Disk { memory_from } => self.disk.push((at, memory_from)),
-            FetchPlan::AtEnd => {}
-            FetchPlan::OutOfRange => {
-                say_out_of_range(outcome, partition);
-            }
-            FetchPlan::UnknownPartition => outcome.code = ErrorCode::NOT_HERE,
-        }
-    }
-
-    fn is_enough(&self, request: &FetchRequest) -> bool {
-        is_enough(request, &self.fetched.outcomes, self.fetched.bytes)
-    }
-
-    fn count_memory(&self, shard: &Shard) {
-        shard.metrics.fetched_memory_bytes_total.add(self.fetched.bytes as u64);
-    }
-
-    /// Reads what memory did not have. The parts of the reply stay in the order of its partitions.
-    async fn read_disk(
-        &mut self,
-        shard: &Rc<Shard>,
-        request: &FetchRequest,
-        disk: Vec<(usize, Offset)>,
-        was_tail: bool,
-    ) {
-        let mut found: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
-        let budget = budget(request);
-        for (at, memory_from) in disk {
-            let left = budget.saturating_sub(self.raw_bytes);
-            if left == 0 && self.raw_bytes > 0 {
-                break;
-            }
-            let partition = &request.partitions[at];
-            let bytes_max = if partition.bytes_max == 0 { left } else { left.min(partition.bytes_max as usize) };
-            let outcome = &mut self.fetched.outcomes[at];
-            let (key, offset, codecs) = (partition.key, partition.offset, request.codecs);
-            let unpack = !request.tags.is_empty();
-            let wanted = Wanted { key, offset, memory_from, bytes_max, was_tail, codecs, unpack };
-            match catch_up::read(shard, &wanted).await {
-                DiskFetch::Batches { parts, next_offset, bytes, raw_bytes } => {
-                    outcome.next_offset = next_offset;
-                    outcome.payload_bytes = bytes as u32;
-                    self.fetched.bytes += bytes;
-                    self.raw_bytes += raw_bytes;
-                    found.insert(at, parts);
-                }
-                DiskFetch::NotTaken { codec } => not_taken(outcome, codec),
-                DiskFetch::Gap { to, corrupt } => {
-                    let reason = if corrupt { GapReason::Corrupt } else { GapReason::LostMemory };
-                    outcome.gap = Some(Gap { from: partition.offset, to, reason });
-                    outcome.next_offset = to;
-                }
-                DiskFetch::Gone => *outcome = gone(shard, partition),
-                DiskFetch::Failed(message) => {
-                    outcome.code = ErrorCode::INTERNAL;
-                    outcome.message = message.into();
-                }
-            }
-        }
-        self.interleave(found);
-    }
-
-    fn interleave(&mut self, mut found: BTreeMap<usize, Vec<Part>>) {
-        if found.is_empty() {
-            return;
-        }
-        let mut memory = std::mem::take(&mut self.fetched.parts).into_iter();
-        for (at, outcome) in self.fetched.outcomes.iter().enumerate() {
-            if let Some(parts) = found.remove(&at) {
-                self.fetched.parts.extend(parts);
-                continue;
-            }
-            let mut bytes = 0;
-            while bytes < outcome.payload_bytes as usize {
-                let Some(part) = memory.next() else { break };
-                bytes += part.bytes();
-                self.fetched.parts.push(part);
-            }
-        }
-    }
-}
-
-/// A codec among the batches of `slices` that is not in `codecs`. Most clients take all, and nothing is looked at.
-fn codec_not_taken(shard: &Shard, slices: &[Slice], codecs: u32) -> Option<u8> {
-    if codecs & ALL_CODECS == ALL_CODECS {
-        return None;
-    }
-    let batches = slices.iter().flat_map(|slice| batches(shard.block_bytes(slice)));
-    let mut used = batches.filter_map(Result::ok).map(|(header, _)| header.codec);
-    used.find(|codec| *codec != 0 && !codec_is_taken(*codec, codecs))
-}
-
-fn not_taken(outcome: &mut FetchedPartitionOutcome, codec: u8) {
-    outcome.code = ErrorCode::UNSUPPORTED;
-    let name = Codec::from_byte(codec).map_or("a codec of another version", Codec::name);
-    outcome.message =
-        format!("its producer compressed the next batch with {name}, which this client does not take").into();
-}
-
 impl Fetched {
     /// The copies are only so many bytes; the rest of what was reserved for them is given back.
     pub(crate) fn shrink_copied(&mut self, bytes: usize) {
@@ -404,6 +256,11 @@ impl Fetched {
 
     pub(crate) fn release(&self, shard: &Shard) {
         shard.release(&self.parts);
+    }
+
+    /// Counts what an answer has from blocks.
+    fn count_memory(&self, shard: &Shard) {
+        shard.metrics.fetched_memory_bytes_total.add(self.memory_bytes as u64);
     }
 }
 
@@ -417,44 +274,4 @@ fn budget(request: &FetchRequest) -> usize {
 /// What the copies of one answer may take: a batch that is larger than the budget is read nevertheless.
 pub(crate) fn copy_bytes_max(request: &FetchRequest) -> usize {
     budget(request).max(BATCH_BYTES_MAX)
-}
-
-/// The answer for an offset that was given up while it was read.
-fn gone(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {
-    let mut outcome = outcome_of(shard, partition);
-    if outcome.code.is_ok() {
-        say_out_of_range(&mut outcome, partition);
-    }
-    outcome
-}
-
-fn say_out_of_range(outcome: &mut FetchedPartitionOutcome, partition: &FetchPartition) {
-    outcome.code = ErrorCode::OUT_OF_RANGE;
-    let (start, end) = (outcome.log_start, outcome.log_end);
-    outcome.message = format!("offset {} is outside {start}..{end}", partition.offset).into();
-}
-
-fn outcome_of(shard: &Shard, partition: &FetchPartition) -> FetchedPartitionOutcome {
-    let mut outcome = FetchedPartitionOutcome {
-        key: partition.key,
-        next_offset: partition.offset,
-        ..FetchedPartitionOutcome::default()
-    };
-    match shard.store.borrow().ends(partition.key) {
-        Some((ends, _)) => {
-            outcome.log_start = ends.log_start();
-            outcome.log_end = ends.log_end();
-            outcome.flushed_end = ends.flushed_end();
-            outcome.synced_end = ends.synced_end();
-        }
-        None => {
-            let routing = shard.routing.borrow();
-            outcome.code = match routing.topic(partition.key.topic) {
-                None => ErrorCode::TOPIC_NOT_FOUND,
-                Some(topic) if topic.shard_of(partition.key.partition).is_none() => ErrorCode::PARTITION_NOT_FOUND,
-                Some(_) => ErrorCode::NOT_HERE,
-            };
-        }
-    }
-    outcome
 }

@@ -63,7 +63,12 @@ pub(crate) async fn fetch_there(
             copied.shrink_to(bytes);
             let copied = (bytes > 0).then_some(copied);
             let parts = if payload.is_empty() { Vec::new() } else { vec![Part::Bytes(payload)] };
-            return answer(shard, connection, correlation_id, Fetched { outcomes, parts, bytes, copied });
+            return answer(
+                shard,
+                connection,
+                correlation_id,
+                Fetched { outcomes, parts, bytes, memory_bytes: 0, copied },
+            );
         }
         if payload.is_empty() {
             tag_filter::go_on(&mut request, &outcomes);

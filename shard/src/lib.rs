@@ -30,6 +30,7 @@ pub mod mailbox;
 mod memory;
 pub mod mesh;
 mod mesh_message;
+mod metadata;
 pub mod metrics;
 pub mod net;
 mod packer;

@@ -39,6 +39,8 @@ pub(crate) struct Life {
     pub(crate) slabs: usize,
     /// All topics of the broker, with the epoch of each store's shard when it was made.
     pub(crate) topics: Vec<(Arc<PlacedTopic>, Vec<Epoch>)>,
+    /// Version of the newest change that the catalog has, deletions included.
+    pub(crate) version: u64,
     pub(crate) admin: Arc<dyn AdminService>,
     pub(crate) mail: MailboxSender<ShardCommand>,
     pub(crate) metrics: Arc<ShardMetrics>,
@@ -49,7 +51,7 @@ pub(crate) struct Life {
 
 /// Runs a shard from recovery to its end. The result says whether it ended clean.
 pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Result<(), String> {
-    let ready = life.ready.clone();
+    let (ready, version) = (life.ready.clone(), life.version);
     let shard = match start::start(life).await {
         Ok(shard) => shard,
         Err(reason) => {
@@ -58,6 +60,8 @@ pub(crate) async fn live(life: Life, mut mailbox: Mailbox<ShardCommand>) -> Resu
             return Err(reason);
         }
     };
+    // Topics alone do not tell it when the newest change was a deletion.
+    shard.routing.borrow_mut().follow(version);
     let flusher = spawn_joined(flush::run(Rc::clone(&shard)));
     let keeper = spawn_joined(retention::run(Rc::clone(&shard)));
     spawn_local(answer_mesh(Rc::clone(&shard)));

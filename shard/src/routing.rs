@@ -1,7 +1,8 @@
 //! Which shard has which partition, as this shard knows it. Each shard has its own copy; changes come through its
 //! mailbox and carry the metadata version, so that an update that is older than what is known is ignored.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use ringmain_core::ids::{PartitionKey, ShardId, TopicId};
@@ -37,7 +38,7 @@ impl PlacedTopic {
 #[derive(Debug, Default)]
 pub struct Routing {
     topics: HashMap<TopicId, Arc<PlacedTopic>>,
-    names: HashMap<String, TopicId>,
+    names: BTreeMap<String, TopicId>,
     version: u64,
 }
 
@@ -68,10 +69,15 @@ impl Routing {
         all
     }
 
-    /// Partitions of all topics.
-    #[must_use]
-    pub fn partition_count(&self) -> usize {
-        self.topics.values().map(|topic| topic.info.partition_stores.len()).sum()
+    /// The topics whose names come after `after`, in the order of their names.
+    pub fn after(&self, after: Option<&str>) -> impl Iterator<Item = &Arc<PlacedTopic>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.names.range::<str, _>((from, Bound::Unbounded)).filter_map(|(_, id)| self.topics.get(id))
+    }
+
+    /// Changes up to this version have been made, also those that left nothing behind, as deletions do.
+    pub fn follow(&mut self, version: u64) {
+        self.version = self.version.max(version);
     }
 
     /// The shard that has the partition.
@@ -129,6 +135,23 @@ mod tests {
         assert_eq!(routing.shard_of(PartitionKey::new(7, 3)), None);
         let on_first: Vec<_> = routing.named("a").unwrap().partitions_on(ShardId(0)).collect();
         assert_eq!(on_first, [(1, 1)]);
+    }
+
+    #[test]
+    fn pages_go_on_behind_a_name_and_versions_do_not_fall() {
+        let mut routing = Routing::default();
+        for (id, name) in [(7, "b"), (8, "a"), (9, "c")] {
+            routing.put(topic(id, name, id));
+        }
+        let names = |after| routing.after(after).map(|topic| topic.info.name.as_str()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(None), names(Some("a")), names(Some("bb"))),
+            (vec!["a", "b", "c"], vec!["b", "c"], vec!["c"])
+        );
+        assert_eq!(names(Some("c")), [""; 0]);
+        routing.follow(12);
+        routing.follow(3);
+        assert_eq!(routing.version(), 12);
     }
 
     #[test]

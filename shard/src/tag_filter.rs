@@ -3,17 +3,20 @@
 //! The answer is a copy, counted among the copies of replies. Where nothing passes, the fetch goes on from where it has
 //! looked, up to a bound; then the answer says how far that was, so that a rare tag makes progress.
 
+use std::rc::Rc;
+
 use bytes::Bytes;
 use ringmain_core::batch::BatchHeader;
 use ringmain_core::compressor::Decompressor;
-use ringmain_core::limits::FETCH_SCAN_BYTES_MAX;
-use ringmain_wire::batch::{BatchView, InvalidBatch};
+use ringmain_core::ids::Offset;
+use ringmain_core::limits::{FETCH_SCAN_BYTES_MAX, FILTERED_FETCH_BYTES_MAX};
+use ringmain_wire::batch::{BatchView, CompressedBatch, InvalidBatch};
 use ringmain_wire::batch_codec::decompress;
 use ringmain_wire::fetch::{FetchRequest, FetchedPartitionOutcome};
 use ringmain_wire::sparse::{Filtered, SparseBuilder};
 use ringmain_wire::tag::TagFilter;
 
-use crate::connection::Part;
+use crate::connection::{Connection, Part};
 use crate::fetch::Fetched;
 use crate::runtime::yield_if_needed;
 use crate::shard::Shard;
@@ -23,14 +26,23 @@ pub(crate) struct FetchFilter {
     tags: TagFilter,
     builder: SparseBuilder,
     decompressor: Decompressor,
+    /// Bytes looked at: of batches that had to be decompressed, those that came out.
     scanned: usize,
+    /// The latter of the look under way.
+    decompressed: usize,
 }
 
 impl FetchFilter {
     /// The filter that `request` asks for, if it does.
     pub(crate) fn of(request: &FetchRequest) -> Option<Self> {
         let tags = (!request.tags.is_empty()).then(|| TagFilter::new(&request.tags))?;
-        Some(Self { tags, builder: SparseBuilder::new(), decompressor: Decompressor::default(), scanned: 0 })
+        Some(Self {
+            tags,
+            builder: SparseBuilder::new(),
+            decompressor: Decompressor::default(),
+            scanned: 0,
+            decompressed: 0,
+        })
     }
 
     /// Whether the fetch has looked at so much that it answers even when nothing has passed.
@@ -38,29 +50,43 @@ impl FetchFilter {
         self.scanned >= FETCH_SCAN_BYTES_MAX
     }
 
-    /// Replaces what was found by copies of what passes, which its budget for copies covers.
-    pub(crate) async fn apply(&mut self, shard: &Shard, fetched: &mut Fetched) {
+    /// Replaces what was found by copies of what passes, which its budget for copies covers. It ends before all has been looked
+    /// at when it has decompressed as much as a filtered fetch may have, or when the client has gone; what was not looked at
+    /// is left to the next look.
+    pub(crate) async fn apply(
+        &mut self,
+        shard: &Shard,
+        request: &FetchRequest,
+        fetched: &mut Fetched,
+        client: Option<&Rc<Connection>>,
+    ) {
         let found = std::mem::take(&mut fetched.parts);
-        self.scanned += fetched.bytes;
-        shard.metrics.filtered_bytes_total.add(fetched.bytes as u64);
-        let mut at = 0;
+        let mut parts = found.iter();
         fetched.bytes = 0;
-        for outcome in &mut fetched.outcomes {
+        self.decompressed = 0;
+        let before = self.scanned;
+        for (wanted, outcome) in request.partitions.iter().zip(&mut fetched.outcomes) {
             let mut left = outcome.payload_bytes as usize;
-            let mut passed = Vec::new();
-            while left > 0 && at < found.len() {
-                left = left.saturating_sub(found[at].bytes());
-                self.copy_passing(found[at].as_bytes(shard), &mut passed).await;
-                at += 1;
+            let mut look = Look { passed: Vec::new(), reached: wanted.offset, cut: false };
+            while left > 0
+                && let Some(part) = parts.next()
+            {
+                left = left.saturating_sub(part.bytes());
+                self.copy_passing(part.as_bytes(shard), client, &mut look).await;
+            }
+            if look.cut {
+                outcome.next_offset = look.reached;
             }
             // Indexes may make it a little more than was found, which is a few MiB.
-            outcome.payload_bytes = passed.len() as u32;
-            fetched.bytes += passed.len();
-            if !passed.is_empty() {
-                fetched.parts.push(Part::Bytes(Bytes::from(passed)));
+            outcome.payload_bytes = look.passed.len() as u32;
+            fetched.bytes += look.passed.len();
+            if !look.passed.is_empty() {
+                fetched.parts.push(Part::Bytes(Bytes::from(look.passed)));
             }
         }
         shard.release(&found);
+        shard.metrics.filtered_bytes_total.add((self.scanned - before) as u64);
+        fetched.memory_bytes = fetched.memory_bytes.min(fetched.bytes);
         fetched.shrink_copied(fetched.bytes);
     }
 
@@ -68,30 +94,54 @@ impl FetchFilter {
     /// become a hundred.
     fn filter(&mut self, header: &BatchHeader, batch: &[u8]) -> Result<Filtered, InvalidBatch> {
         if header.codec == 0 {
+            self.scanned += batch.len();
             let view = BatchView::parse(batch, header)?;
             return Ok(self.builder.filter(&view, &self.tags));
         }
+        let compressed = CompressedBatch::parse(batch, header)?;
+        if !compressed.tag_hashes().any(|hash| self.tags.may_pass(hash)) {
+            // Entries are in the clear: the body need not be looked at.
+            self.scanned += batch.len();
+            return Ok(Filtered::Nothing);
+        }
+        self.scanned += header.raw_bytes();
+        self.decompressed += header.raw_bytes();
         let (header, plain) = decompress(&mut self.decompressor, header, batch)?;
         let view = BatchView::parse(&plain, &header)?;
         let any = view.records().any(|record| self.tags.passes(&record));
         Ok(if any { Filtered::All } else { Filtered::Nothing })
     }
 
-    /// Appends what passes of the batches in `bytes`.
-    async fn copy_passing(&mut self, mut bytes: &[u8], passed: &mut Vec<u8>) {
+    /// Appends what passes of the batches in `bytes`, which belong to one partition.
+    async fn copy_passing(&mut self, mut bytes: &[u8], client: Option<&Rc<Connection>>, look: &mut Look) {
         while !bytes.is_empty() {
+            let gone = client.is_some_and(|client| client.is_closed());
+            look.cut |= gone || self.decompressed >= FILTERED_FETCH_BYTES_MAX;
+            if look.cut {
+                return;
+            }
             let Ok(header) = BatchHeader::parse(bytes) else { return };
             let (batch, rest) = bytes.split_at(header.batch_bytes as usize);
             bytes = rest;
             match self.filter(&header, batch) {
                 Ok(Filtered::Nothing) => {}
-                Ok(Filtered::Some(sparse)) => passed.extend_from_slice(&sparse),
+                Ok(Filtered::Some(sparse)) => look.passed.extend_from_slice(&sparse),
                 // What can't be looked into is the client's to judge.
-                Ok(Filtered::All) | Err(_) => passed.extend_from_slice(batch),
+                Ok(Filtered::All) | Err(_) => look.passed.extend_from_slice(batch),
             }
+            look.reached = header.next_offset();
             yield_if_needed().await;
         }
     }
+}
+
+/// What a look at one partition has come to.
+struct Look {
+    passed: Vec<u8>,
+    /// Behind the last batch looked at.
+    reached: Offset,
+    /// It ended before all that was found.
+    cut: bool,
 }
 
 /// Moves the offsets of `request` to where its last look ended, when that gave nothing: what did not pass is not looked at

@@ -98,11 +98,10 @@ impl Extract {
                 }
                 Source::Batch { arena, block, at, bytes } => {
                     let Some(image) = &images[usize::from(*arena)] else { continue };
-                    let committed = image.committed(block).context("can't read the arena")?;
-                    let batch = &committed[*at as usize..][..*bytes as usize];
-                    if let Ok(header) = BatchHeader::parse(batch) {
+                    let batch = image.committed_part(block, *at, *bytes).context("can't read the arena")?;
+                    if let Ok(header) = BatchHeader::parse(&batch) {
                         let file = arenas[usize::from(*arena)].display().to_string();
-                        writer.batch(&file, image.place(block) + u64::from(*at), &header, batch)?;
+                        writer.batch(&file, image.place(block) + u64::from(*at), &header, &batch)?;
                     }
                 }
             }

@@ -179,7 +179,11 @@ fn samples(broker: &Broker) -> Vec<Vec<u8>> {
         frame(&produce_request(Durability::Flushed), 2, &batches),
         frame(&Request::Fetch(fetch), 3, &[]),
         frame(
-            &Request::Metadata(MetadataRequest { topics: vec!["mutated".into(), "x".into()], known_version: 0 }),
+            &Request::Metadata(MetadataRequest {
+                topics: vec!["mutated".into(), "x".into()],
+                known_version: 0,
+                ..MetadataRequest::default()
+            }),
             4,
             &[],
         ),
@@ -255,8 +259,15 @@ fn send_mutated(broker: &mut Broker, seed: u64, count: usize) -> usize {
         let sample = &samples[random.below(samples.len())];
         let bytes = mutate(&mut random, sample);
         // A valid request behind it, whose answer says that the connection lives.
-        let probe =
-            frame(&Request::Metadata(MetadataRequest { topics: vec!["?".into()], known_version: 0 }), u64::MAX, &[]);
+        let probe = frame(
+            &Request::Metadata(MetadataRequest {
+                topics: vec!["?".into()],
+                known_version: 0,
+                ..MetadataRequest::default()
+            }),
+            u64::MAX,
+            &[],
+        );
         let written = std::io::Write::write_all(&mut client.stream, &[bytes, probe].concat());
         let lives = written.is_ok()
             && loop {
@@ -314,7 +325,11 @@ fn hostile_flatbuffers_break_nothing() {
                 let offset = (8 + target) as i64 - at as i64;
                 bytes[at..at + 4].copy_from_slice(&(offset as i32).to_le_bytes());
                 let probe = frame(
-                    &Request::Metadata(MetadataRequest { topics: vec!["?".into()], known_version: 0 }),
+                    &Request::Metadata(MetadataRequest {
+                        topics: vec!["?".into()],
+                        known_version: 0,
+                        ..MetadataRequest::default()
+                    }),
                     u64::MAX,
                     &[],
                 );

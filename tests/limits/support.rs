@@ -85,6 +85,7 @@ pub struct Broker {
     stderr: PathBuf,
     pub address: SocketAddr,
     pub http: SocketAddr,
+    pub master: SocketAddr,
     pub master_http: SocketAddr,
 }
 
@@ -102,8 +103,9 @@ impl Broker {
                 text.unwrap_or_else(|| panic!("no {name} in `{line}`: {}", fs::read_to_string(&stderr).unwrap()));
             text.trim_start_matches("http://").trim_end_matches('/').parse::<SocketAddr>().unwrap()
         };
-        let (address, http, master_http) = (field("broker="), field("http="), field("console="));
-        Self { child, stderr, address, http, master_http }
+        let (address, http) = (field("broker="), field("http="));
+        let (master, master_http) = (field("master="), field("console="));
+        Self { child, stderr, address, http, master, master_http }
     }
 
     pub fn pid(&self) -> u32 {
@@ -302,7 +304,7 @@ impl Client {
 
     pub fn metadata(&mut self, topics: &[&str]) -> Metadata {
         let topics = topics.iter().map(|name| (*name).to_owned()).collect();
-        match self.ask(&Request::Metadata(MetadataRequest { topics, known_version: 0 })) {
+        match self.ask(&Request::Metadata(MetadataRequest { topics, known_version: 0, ..MetadataRequest::default() })) {
             Response::Metadata(metadata) => metadata,
             other => panic!("{other:?}"),
         }

@@ -4,7 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use ringmain_wire::error_code::ErrorCode;
-use ringmain_wire::message::Request;
+use ringmain_wire::message::{Request, Response};
+use ringmain_wire::metadata::MetadataRequest;
 use ringmain_wire::topic::{CreateTopicRequest, DeleteTopicRequest};
 
 use crate::support::*;
@@ -87,5 +88,66 @@ fn wrong_topics_are_refused_alike_by_frames_command_line_and_http() {
     assert_eq!(http(broker.master_http, "POST", "/api/v1/topics", Some(&huge)).0, 413);
     broker.assert_well();
     healthy.finish(Duration::from_secs(15));
+    broker.stop();
+}
+
+/// More partitions than one answer holds.
+#[test]
+fn topics_of_any_number_are_listed_page_by_page() {
+    let place = Place::new();
+    let broker = place.start(1, "64MiB");
+    let mut client = broker.client();
+    let names: Vec<String> = (0..6).map(|number| format!("t{number}")).collect();
+    for name in &names {
+        broker.topic(name, 10_000);
+    }
+    let all = MetadataRequest::default();
+    assert_eq!(client.refused(&Request::Metadata(all.clone()), &[]).code, ErrorCode::TOO_LARGE);
+    let mut master = Client::connect(broker.master);
+    assert_eq!(master.refused(&Request::Metadata(all.clone()), &[]).code, ErrorCode::TOO_LARGE);
+
+    for client in [&mut client, &mut master] {
+        let mut page = |after: &str, limit: u32| {
+            let request = MetadataRequest { after: after.to_owned(), limit, ..all.clone() };
+            let Response::Metadata(metadata) = client.ask(&Request::Metadata(request)) else { panic!() };
+            let names: Vec<_> = metadata.topics.into_iter().map(|topic| topic.name).collect();
+            (names.join(" "), metadata.more)
+        };
+        assert_eq!(page("", 2), ("t0 t1".to_owned(), true));
+        assert_eq!(page("t1", 4), ("t2 t3 t4 t5".to_owned(), false));
+        assert_eq!(page("t1a", 1), ("t2".to_owned(), true));
+        assert_eq!(page("t5", 9), (String::new(), false));
+        // As many as fit.
+        assert_eq!(page("", u32::MAX), ("t0 t1 t2 t3 t4".to_owned(), true));
+    }
+    let output =
+        Command::new(BINARY).args(["topic", "list", "--broker", &broker.address.to_string()]).output().unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(listed.lines().count() == 7 && names.iter().all(|name| listed.contains(name)), "{listed}");
+    broker.stop();
+}
+
+#[test]
+fn the_metadata_version_does_not_fall_when_the_newest_change_was_a_deletion() {
+    let place = Place::new();
+    let broker = place.start(2, "64MiB");
+    broker.topic("a", 1);
+    broker.topic("b", 1);
+    let before = broker.client().metadata(&[]).version;
+    let deleted = broker.client().ask(&Request::DeleteTopic(DeleteTopicRequest { name: "a".into() }));
+    assert!(matches!(deleted, Response::Topic(_)), "{deleted:?}");
+    broker.stop();
+    let broker = place.start(2, "64MiB");
+    let mut client = broker.client();
+    let metadata = client.metadata(&[]);
+    assert!(metadata.version > before, "{} after {before}", metadata.version);
+    // Who remembers the state before is told of the new one.
+    let Response::Metadata(known) =
+        client.ask(&Request::Metadata(MetadataRequest { known_version: before, ..MetadataRequest::default() }))
+    else {
+        panic!()
+    };
+    assert_eq!(known.topics.len(), 1);
     broker.stop();
 }

@@ -241,6 +241,11 @@ impl<'a> CompressedBatch<'a> {
         }
         Ok(Self { header: *header, codec, table })
     }
+
+    /// The tag hash of each record; 0 = it has none.
+    pub fn tag_hashes(&self) -> impl Iterator<Item = u32> {
+        self.table.entries.as_chunks::<ENTRY_BYTES>().0.iter().map(|entry| Entry::decode(entry).tag_hash)
+    }
 }
 
 /// The vectors of a batch.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use ringmain_core::batch::{BatchError, BatchHeader, check_crc, check_stamp, stamp};
 use ringmain_core::codec::Codec;
 use ringmain_core::compressor::{Compressor, Decompressor, Level};
-use ringmain_core::pack::{Pack, is_pack};
+use ringmain_core::pack::{PACK_MARK, Pack, is_pack};
 
 use crate::batch::{BatchView, CompressedBatch, InvalidBatch};
 use crate::batch_builder::BatchParts;
@@ -51,14 +51,72 @@ pub fn decompress(
     Ok((BatchHeader::parse(&batch)?, batch))
 }
 
-/// Cuts one partition's share of a fetch into batches: those of packs are unpacked, and none is compressed any more.
+/// A piece of one partition's share of a fetch, as it came.
+#[derive(Clone, Debug)]
+pub enum FetchedPiece {
+    /// A batch, which may be compressed.
+    Batch(BatchHeader, Bytes),
+    /// A pack of batches.
+    Pack(Pack, Bytes),
+}
+
+/// Cuts one partition's share of a fetch into pieces and checks the CRC of each, but no stamp and no structure. Nothing is
+/// decompressed. Behind a header that can't be read, and behind a damaged pack, nothing more is found.
+pub struct FetchedPieces {
+    rest: Bytes,
+}
+
+impl FetchedPieces {
+    /// Of the bytes that a fetch gave for one partition.
+    #[must_use]
+    pub const fn new(share: Bytes) -> Self {
+        Self { rest: share }
+    }
+
+    fn next_piece(&mut self) -> Result<FetchedPiece, InvalidBatch> {
+        if is_pack(&self.rest) {
+            let pack = Pack::parse(&self.rest)?;
+            pack.check_crc(&self.rest)?;
+            return Ok(FetchedPiece::Pack(pack, self.rest.split_to(pack.pack_bytes as usize)));
+        }
+        let header = match BatchHeader::parse(&self.rest) {
+            Ok(header) => header,
+            Err(error) => {
+                self.rest.clear();
+                return Err(error.into());
+            }
+        };
+        let bytes = self.rest.split_to(header.batch_bytes as usize);
+        check_crc(&header, &bytes)?;
+        Ok(FetchedPiece::Batch(header, bytes))
+    }
+}
+
+impl Iterator for FetchedPieces {
+    type Item = Result<FetchedPiece, InvalidBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let piece = self.next_piece();
+        if let Err(InvalidBatch::Pack(_)) = &piece {
+            // Where the next one begins is not known for sure.
+            self.rest.clear();
+        }
+        Some(piece)
+    }
+}
+
+/// Cuts one partition's share of a fetch into batches: those of packs are unpacked, and none is compressed any more. Pieces
+/// are decompressed one at a time, when they are come to.
 ///
 /// Each batch's CRC is checked as it came, but not its stamp nor its structure. Behind a header that can't be read
 /// nothing more is found.
 pub struct FetchedBatches {
-    rest: Bytes,
+    pieces: FetchedPieces,
     /// Batches of the pack that was opened last.
-    unpacked: Bytes,
+    unpacked: FetchedPieces,
     decompressor: Option<Decompressor>,
 }
 
@@ -66,40 +124,35 @@ impl FetchedBatches {
     /// Of the bytes that a fetch gave for one partition.
     #[must_use]
     pub fn new(share: Bytes) -> Self {
-        Self { rest: share, unpacked: Bytes::new(), decompressor: None }
-    }
-
-    fn unpack(&mut self) -> Result<(), InvalidBatch> {
-        let pack = Pack::parse(&self.rest)?;
-        let bytes = self.rest.split_to(pack.pack_bytes as usize);
-        pack.check_crc(&bytes)?;
-        let batches = pack.unpack(self.decompressor.get_or_insert_default(), &bytes)?;
-        self.unpacked = Bytes::from(batches);
-        Ok(())
+        let unpacked = FetchedPieces::new(Bytes::new());
+        Self { pieces: FetchedPieces::new(share), unpacked, decompressor: None }
     }
 
     fn next_batch(&mut self) -> Result<Option<(BatchHeader, Bytes)>, InvalidBatch> {
-        if self.unpacked.is_empty() && is_pack(&self.rest) {
-            self.unpack()?;
-        }
-        let from = if self.unpacked.is_empty() { &mut self.rest } else { &mut self.unpacked };
-        if from.is_empty() {
-            return Ok(None);
-        }
-        let header = match BatchHeader::parse(from) {
-            Ok(header) => header,
-            Err(error) => {
-                from.clear();
-                return Err(error.into());
-            }
+        let piece = match self.unpacked.next() {
+            Some(piece) => piece?,
+            None => match self.pieces.next().transpose()? {
+                None => return Ok(None),
+                Some(FetchedPiece::Pack(pack, bytes)) => {
+                    let batches = pack.unpack(self.decompressor.get_or_insert_default(), &bytes)?;
+                    self.unpacked = FetchedPieces::new(Bytes::from(batches));
+                    // Not empty: its header says how long it is.
+                    return self.next_batch();
+                }
+                Some(piece) => piece,
+            },
         };
-        let bytes = from.split_to(header.batch_bytes as usize);
-        check_crc(&header, &bytes)?;
-        if header.codec == 0 {
-            return Ok(Some((header, bytes)));
+        match piece {
+            FetchedPiece::Batch(header, bytes) if header.codec == 0 => Ok(Some((header, bytes))),
+            FetchedPiece::Batch(header, bytes) => {
+                check_stamp(&bytes)?;
+                decompress(self.decompressor.get_or_insert_default(), &header, &bytes).map(Some)
+            }
+            FetchedPiece::Pack(..) => {
+                self.unpacked.rest.clear();
+                Err(BatchError::Version(PACK_MARK).into())
+            }
         }
-        check_stamp(&bytes)?;
-        decompress(self.decompressor.get_or_insert_default(), &header, &bytes).map(Some)
     }
 }
 
@@ -110,7 +163,7 @@ impl Iterator for FetchedBatches {
         let batch = self.next_batch();
         if let Err(InvalidBatch::Pack(_)) | Err(InvalidBatch::Header(BatchError::Truncated { .. })) = &batch {
             // Where the next one begins is not known for sure.
-            self.rest.clear();
+            self.pieces.rest.clear();
         }
         batch.transpose()
     }

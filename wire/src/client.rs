@@ -14,6 +14,7 @@ mod lane;
 mod producer;
 mod routes;
 mod stream;
+mod unpacking;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,9 @@ use crate::message::{Request, Response};
 use crate::metadata::{Metadata, MetadataRequest, TopicMetadata};
 use crate::offsets::Offsets;
 use crate::topic::{AlterTopicRequest, DeleteTopicRequest, TopicResponse};
+
+/// Topics on one page of metadata: a few hundred KiB when each has ten partitions.
+const METADATA_PAGE_TOPICS: u32 = 1000;
 
 /// How a client reaches its cluster, and how patient it is.
 #[derive(Clone, Debug)]
@@ -83,9 +87,25 @@ impl Client {
         Ok(client)
     }
 
-    /// What the cluster has, all topics included.
+    /// What the cluster has, all topics included, in the order of their names. It is asked for page by page: a topic that is
+    /// made or deleted meanwhile may be there or not. The version is that of the first page: what was changed since is newer.
     pub async fn metadata(&self) -> Result<Metadata, ClientError> {
-        match self.call(Request::Metadata(MetadataRequest::default())).await? {
+        let mut all = self.metadata_page(String::new()).await?;
+        while all.more {
+            let after = all.topics.last().map(|topic| topic.name.clone()).unwrap_or_default();
+            let page = self.metadata_page(after.clone()).await?;
+            if page.topics.first().is_none_or(|first| first.name <= after) {
+                return Err(ClientError::Protocol("a page of metadata does not go on where the last one ended".into()));
+            }
+            all.topics.extend(page.topics);
+            all.more = page.more;
+        }
+        Ok(all)
+    }
+
+    async fn metadata_page(&self, after: String) -> Result<Metadata, ClientError> {
+        let request = MetadataRequest { after, limit: METADATA_PAGE_TOPICS, ..MetadataRequest::default() };
+        match self.call(Request::Metadata(request)).await? {
             Response::Metadata(metadata) => Ok(metadata),
             other => Err(ClientError::unexpected("metadata", &other)),
         }
@@ -114,7 +134,8 @@ impl Client {
         self.call_topic(request).await.map(|response| response.topic)
     }
 
-    /// Deletes a topic and its records.
+    /// Deletes a topic and its records. When the connection is lost meanwhile it is tried again, and may then say
+    /// `TOPIC_NOT_FOUND` although it was this very call that deleted it.
     pub async fn delete_topic(&self, name: &str) -> Result<TopicMetadata, ClientError> {
         let request = Request::DeleteTopic(DeleteTopicRequest { name: name.to_owned() });
         let response = self.call_topic(request).await?;

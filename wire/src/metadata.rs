@@ -6,9 +6,15 @@ use ringmain_core::topic::TopicSettings;
 
 use crate::error_code::ErrorCode;
 use crate::frame::FrameEncoder;
-use crate::message::{Builder, BuiltBody, DecodeError, build_durability, build_texts, decode_durability, decode_texts};
+use crate::message::{
+    Builder, BuiltBody, DecodeError, build_durability, build_texts, decode_durability, decode_texts, within,
+};
 use crate::schema;
 use crate::topic::{build_bound, build_compression, decode_bound, decode_compression};
+
+/// Encoded size of a topic without its name and partitions, and of a partition with one replica: upper bounds.
+const TOPIC_REST_BYTES_MAX: usize = 112;
+const PARTITION_BYTES_MAX: usize = 48;
 
 /// A metadata request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +23,10 @@ pub struct MetadataRequest {
     pub topics: Vec<String>,
     /// Answer without topics when the version is still this one; 0 = always answer in full.
     pub known_version: u64,
+    /// With `limit`: topics whose names come after this one.
+    pub after: String,
+    /// So many topics at most, in the order of their names, and a page of those that fit; 0 = all in one answer or none.
+    pub limit: u32,
 }
 
 /// A broker and its ports.
@@ -81,21 +91,34 @@ pub struct Metadata {
     pub topics: Vec<TopicMetadata>,
     /// Whether `memory` acks survive the death of the broker process.
     pub survives_process_kill: bool,
+    /// There are topics behind the last one of this page.
+    pub more: bool,
 }
 
 impl MetadataRequest {
     pub(crate) fn decode(body: &schema::MetadataRequest<'_>) -> Result<Self, DecodeError> {
+        let after = body.after().unwrap_or_default();
+        within("after", after.len(), TOPIC_NAME_BYTES_MAX)?;
         Ok(Self {
             topics: decode_texts("topics", body.topics(), METADATA_TOPICS_MAX, TOPIC_NAME_BYTES_MAX)?,
             known_version: body.known_version(),
+            after: after.to_owned(),
+            limit: body.limit(),
         })
     }
 
     pub(crate) fn build(&self, builder: &mut Builder) -> BuiltBody {
         let topics = build_texts(builder, &self.topics);
-        let args = schema::MetadataRequestArgs { topics, known_version: self.known_version };
+        let after = (!self.after.is_empty()).then(|| builder.create_string(&self.after));
+        let args = schema::MetadataRequestArgs { topics, known_version: self.known_version, after, limit: self.limit };
         (schema::Body::MetadataRequest, schema::MetadataRequest::create(builder, &args).as_union_value())
     }
+}
+
+/// What a topic adds to an answer at most, its name and partitions included: for answers that must fit a frame.
+#[must_use]
+pub const fn topic_bytes_max(name_bytes: usize, partitions: usize) -> usize {
+    TOPIC_REST_BYTES_MAX + name_bytes + partitions * PARTITION_BYTES_MAX
 }
 
 impl Metadata {
@@ -119,6 +142,7 @@ impl Metadata {
             brokers: brokers.collect(),
             topics: topics.collect::<Result<_, _>>()?,
             survives_process_kill: body.survives_process_kill(),
+            more: body.more(),
         })
     }
 }
@@ -214,7 +238,53 @@ pub fn encode_metadata(encoder: &mut FrameEncoder, correlation_id: u64, metadata
             brokers: Some(brokers),
             topics: Some(topics),
             survives_process_kill: metadata.survives_process_kill,
+            more: metadata.more,
         };
         (schema::Body::MetadataResponse, schema::MetadataResponse::create(builder, &args).as_union_value())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringmain_core::ids::Durability;
+
+    #[test]
+    fn no_topic_is_larger_than_what_answers_reckon_with() {
+        let settings = TopicSettings {
+            durability_default: Durability::Synced,
+            durability_floor: Durability::Flushed,
+            retention_ms: Some(1 << 40),
+            retention_bytes: Some(1 << 40),
+            ..TopicSettings::default()
+        };
+        for (name_bytes, partitions) in [(1, 1), (3, 2), (12, 1), (63, 3), (64, 10), (64, 10_000), (5, 0)] {
+            let partition = |partition| PartitionMetadata {
+                partition,
+                store: 3,
+                broker_id: 7,
+                shard: 5,
+                leader_epoch: Epoch(9),
+                replicas: vec![1],
+            };
+            let topic = TopicMetadata {
+                name: "x".repeat(name_bytes),
+                topic_id: TopicId(u64::MAX),
+                code: ErrorCode::TOPIC_NOT_FOUND,
+                stores: 9,
+                settings,
+                partitions: (1..=partitions).map(partition).collect(),
+                created_ms: 1,
+            };
+            let size = |topics: usize| {
+                let metadata = Metadata { topics: vec![topic.clone(); topics], ..Metadata::default() };
+                let mut out = Vec::new();
+                encode_metadata(&mut FrameEncoder::new(), 1, &metadata, &mut out);
+                out.len()
+            };
+            let (one, eleven) = (size(1), size(11));
+            let bound = topic_bytes_max(name_bytes, partitions as usize);
+            assert!(eleven - one <= 10 * bound, "{name_bytes} {partitions}: {} of {bound}", (eleven - one) / 10);
+        }
+    }
 }

@@ -124,7 +124,14 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 tags: vec!["red".into(), "blue".into()],
             }),
         ),
-        ("metadata-request", Request::Metadata(MetadataRequest { topics: vec!["orders".into()], known_version: 12 })),
+        (
+            "metadata-request",
+            Request::Metadata(MetadataRequest {
+                topics: vec!["orders".into()],
+                known_version: 12,
+                ..MetadataRequest::default()
+            }),
+        ),
         ("offsets-request", Request::Offsets(OffsetsRequest { topic_id: KEY.topic, partitions: vec![3, 0] })),
         (
             "create-topic-request",
@@ -255,6 +262,7 @@ pub fn responses() -> Vec<(&'static str, Response)> {
                 }],
                 topics: vec![topic()],
                 survives_process_kill: true,
+                more: false,
             }),
         ),
         (

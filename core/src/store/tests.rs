@@ -18,8 +18,17 @@ const KEYS: [PartitionKey; 4] =
 
 fn batch_of(key: PartitionKey, records: u32, body: usize, mark: u64) -> Vec<u8> {
     let size = (BATCH_HEADER_BYTES + body).next_multiple_of(8);
-    let header =
-        BatchHeader { batch_bytes: size as u32, record_count: records, key, producer_id: mark, ..Default::default() };
+    // Every third one stands for much more than it has.
+    let (codec, raw_body_bytes) = if mark.is_multiple_of(3) { (2, 20_000) } else { (0, 0) };
+    let header = BatchHeader {
+        batch_bytes: size as u32,
+        record_count: records,
+        key,
+        producer_id: mark,
+        codec,
+        raw_body_bytes,
+        ..Default::default()
+    };
     let mut bytes = vec![mark as u8; size];
     header.write(&mut bytes);
     seal_crc(&mut bytes);
@@ -200,7 +209,7 @@ impl Harness {
         let visible = if synced_only { model.synced } else { end };
         let offset = end.saturating_sub(back);
         match self.store.plan_fetch(&self.memory, key, Offset(offset), bytes_max, synced_only) {
-            FetchPlan::Memory { slices, next_offset, bytes } => {
+            FetchPlan::Memory { slices, next_offset, bytes, counted_bytes: raw_bytes } => {
                 let expected: Vec<_> = model
                     .batches
                     .iter()
@@ -208,17 +217,20 @@ impl Harness {
                     .copied()
                     .collect();
                 let mut got = Vec::new();
+                let mut sizes = (0, 0);
                 for slice in &slices {
                     for batch in batches(self.memory.read(slice.block, slice.at as usize, slice.bytes as usize)) {
                         let (header, _) = batch.unwrap();
                         if header.key == key {
+                            sizes = (sizes.0 + header.batch_bytes as usize, sizes.1 + header.raw_bytes());
                             got.push((header.base_offset.0, header.next_offset().0, header.producer_id));
                         }
                     }
                 }
                 assert_eq!(got, expected, "a fetch gives just the batches from its offset on");
                 assert!(next_offset.0 <= visible && !got.is_empty());
-                assert!(bytes <= bytes_max || got.len() == 1, "the budget holds but for the first batch");
+                assert_eq!((bytes, raw_bytes), sizes);
+                assert!(raw_bytes <= bytes_max || got.len() == 1, "the budget holds but for the first batch");
                 self.pinned.extend(slices);
             }
             FetchPlan::Disk { memory_from } => {
@@ -394,4 +406,22 @@ fn entries_of_blocks_that_have_gone_do_not_pile_up() {
         harness.store.remove_topic(&harness.memory, key.topic);
     }
     assert!(harness.store.blocks().clean_count() < 2000, "{}", harness.store.blocks().clean_count());
+}
+
+#[test]
+fn batches_that_decompress_to_much_use_the_budget_up_by_that() {
+    let (memory, mut store) = (TestMemory::new(SLABS), ShardStore::new(SLABS, Epoch(1)));
+    assert!(store.add_partition(start(KEYS[0], 0)));
+    let mut bytes = batch_of(KEYS[0], 2, 100, 0);
+    for _ in 0..200 {
+        let header = BatchHeader { codec: 2, raw_body_bytes: 2_000_000, ..BatchHeader::parse(&bytes).unwrap() };
+        header.write(&mut bytes);
+        store.append(&memory, &header, &bytes, 5, 77).unwrap();
+    }
+    let fetched = store.plan_fetch(&memory, KEYS[0], Offset(4), 5_000_000, false);
+    let FetchPlan::Memory { counted_bytes, next_offset, .. } = fetched else { panic!("{fetched:?}") };
+    assert!((4_000_000..=5_000_000).contains(&counted_bytes) && next_offset == Offset(8), "{next_offset}");
+    let scanned = store.plan_scan(&memory, KEYS[0], Offset(4), 5_000_000, false);
+    let FetchPlan::Memory { bytes, counted_bytes, next_offset, .. } = scanned else { panic!("{scanned:?}") };
+    assert!(bytes == counted_bytes && next_offset == Offset(400), "{next_offset}");
 }

@@ -83,12 +83,16 @@ fn a_topic_is_made_seen_and_deleted() {
     assert_eq!((made.topic.topic_id, made.topic.stores, made.topic.partitions.len()), (TopicId(1), 2, 3));
     assert_eq!(error_code(&ask(&mut stream, &Request::CreateTopic(new))), ErrorCode::TOPIC_EXISTS);
 
-    let request = MetadataRequest { topics: vec!["orders".to_owned(), "none".to_owned()], known_version: 0 };
+    let request = MetadataRequest {
+        topics: vec!["orders".to_owned(), "none".to_owned()],
+        known_version: 0,
+        ..MetadataRequest::default()
+    };
     let Response::Metadata(metadata) = ask(&mut stream, &Request::Metadata(request)) else { panic!() };
     assert_eq!((metadata.version, metadata.brokers[0].host.as_str()), (made.version, "broker.example"));
     assert_eq!(metadata.topic("orders").unwrap(), &made.topic);
     assert_eq!(metadata.topics[1].code, ErrorCode::TOPIC_NOT_FOUND);
-    let request = MetadataRequest { topics: Vec::new(), known_version: metadata.version };
+    let request = MetadataRequest { topics: Vec::new(), known_version: metadata.version, ..MetadataRequest::default() };
     let Response::Metadata(same) = ask(&mut stream, &Request::Metadata(request)) else { panic!() };
     assert!(same.topics.is_empty());
 

@@ -75,6 +75,9 @@ fn every_failure_is_typed_json() {
         ("GET /api/v1/topics?limit=0", Value::Null, 400, 400),
         ("GET /api/v1/topics?limit=x", Value::Null, 400, 400),
         ("DELETE /api/v1/topics/none", Value::Null, 404, 431),
+        ("GET /api/v1/topics/%ff", Value::Null, 400, 400),
+        ("DELETE /api/v1/topics/%ff", Value::Null, 400, 400),
+        ("PATCH /api/v1/topics/%ff", json!({}), 400, 400),
         ("GET /api/v2", Value::Null, 404, 400),
         ("PUT /api/v1/topics", Value::Null, 405, 400),
     ] {

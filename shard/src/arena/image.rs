@@ -119,6 +119,19 @@ impl<B: ArenaBytes> ArenaImage<B> {
         self.bytes.read(self.place(block), &mut bytes)?;
         Ok(bytes)
     }
+
+    /// So many of them, from `at` on.
+    ///
+    /// # Errors
+    /// When they can't be read, or the block has not so many.
+    pub fn committed_part(&self, block: &LiveBlock, at: u32, bytes: u32) -> io::Result<Vec<u8>> {
+        if at.checked_add(bytes).is_none_or(|end| end > block.committed_bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut part = vec![0; bytes as usize];
+        self.bytes.read(self.place(block) + u64::from(at), &mut part)?;
+        Ok(part)
+    }
 }
 
 /// The blocks of a slab that are not free, by its descriptors: `descriptor` gives word and fields of a slot.

@@ -67,9 +67,9 @@ pub(super) async fn take_packs(shard: &Shard, bytes: &Bytes, place: &Place, want
         if pack.check_crc(rest).is_err() {
             break End::Damaged;
         }
-        let taken = !wanted.unpack && pack.codec != Codec::None && pack.codec.bit() & wanted.codecs != 0;
+        let taken = !wanted.scan && pack.codec != Codec::None && pack.codec.bit() & wanted.codecs != 0;
         if taken && pack.next_offset <= wanted.memory_from {
-            if got.raw_bytes > 0 && got.raw_bytes + pack.raw_bytes as usize > wanted.bytes_max {
+            if got.counted_bytes > 0 && got.counted_bytes + pack.raw_bytes as usize > wanted.bytes_max {
                 break End::Enough;
             }
             if as_stored.end != at {
@@ -77,7 +77,7 @@ pub(super) async fn take_packs(shard: &Shard, bytes: &Bytes, place: &Place, want
             }
             at += size;
             as_stored.end = at;
-            got.raw_bytes += pack.raw_bytes as usize;
+            got.counted_bytes += pack.raw_bytes as usize;
             got.next_offset = pack.next_offset;
             continue;
         }

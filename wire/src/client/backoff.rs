@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 /// The attempts at one thing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     began: Instant,
     until: Instant,
@@ -29,6 +29,12 @@ impl Backoff {
 
     /// After a failed attempt: waits until the next one, or says why there is none.
     pub(crate) async fn wait(&mut self, error: ClientError) -> Result<(), ClientError> {
+        tokio::time::sleep(self.pause(error)?).await;
+        Ok(())
+    }
+
+    /// After a failed attempt: how long to wait until the next one, or why there is none.
+    pub(crate) fn pause(&mut self, error: ClientError) -> Result<Duration, ClientError> {
         self.attempts += 1;
         if !error.retriable() {
             return Err(error);
@@ -40,15 +46,18 @@ impl Backoff {
             return Err(ClientError::GaveUp { attempts, seconds, last: Box::new(error) });
         }
         self.next = (self.next * 2).min(LONGEST);
-        tokio::time::sleep(wait).await;
-        Ok(())
+        Ok(wait)
     }
+}
+
+/// Some number, another one at each call. Not for secrets.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(0u8)
 }
 
 /// Between half of `wait` and all of it, so that clients that failed together do not come back together.
 fn jittered(wait: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0u8) % 1024;
-    wait / 2 + wait.mul_f64(random as f64 / 2048.0)
+    wait / 2 + wait.mul_f64((random() % 1024) as f64 / 2048.0)
 }
 
 #[cfg(test)]

@@ -4,6 +4,9 @@
 //! socket takes them; a reader task cuts the stream into frames, whose payloads are handed out without a copy. The
 //! connection is shared by cloning; when the last clone and the last pending response are gone, it is closed.
 //! Requests and their bytes under way are limited by what the server said in its hello.
+//!
+//! A connection that ends while requests wait is reset, not closed: what the kernel still holds of them must not reach the
+//! server when its answer goes nowhere and the caller may have sent the same on another connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -69,7 +72,7 @@ impl OwnedFrame {
         }
     }
 
-    fn parse(frame: &Bytes) -> Result<(u64, Result<Self, ClientError>), ClientError> {
+    pub(crate) fn parse(frame: &Bytes) -> Result<(u64, Result<Self, ClientError>), ClientError> {
         let view = FrameView::parse_response(frame)?;
         let correlation_id = view.correlation_id();
         let payload = frame.slice(frame.len() - view.payload.len()..);
@@ -99,8 +102,11 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
+        // One that has ended has told its tasks so: they let go of the socket themselves.
+        if !*self.shared.closed.borrow() {
+            for task in &self.tasks {
+                task.abort();
+            }
         }
     }
 }
@@ -117,6 +123,8 @@ struct Waiters {
     by_id: HashMap<u64, Waiter>,
     /// Why the connection has ended.
     ended: Option<ClientError>,
+    /// It ended while requests waited.
+    abandoned: bool,
 }
 
 struct Waiter {
@@ -290,6 +298,7 @@ impl Shared {
         let waiting = {
             let mut waiters = locked(&self.waiters);
             waiters.ended.get_or_insert_with(|| error.clone());
+            waiters.abandoned |= !waiters.by_id.is_empty();
             std::mem::take(&mut waiters.by_id)
         };
         self.closed.send_replace(true);
@@ -297,6 +306,17 @@ impl Shared {
             // Whoever waited may have gone.
             let _ = waiter.answer.send(Err(error.clone()));
         }
+    }
+
+    /// Has the socket reset instead of closed when it is dropped, if requests waited when the connection ended; tells
+    /// whether they did.
+    fn reset_if_abandoned(&self, stream: &TcpStream) -> bool {
+        let abandoned = locked(&self.waiters).abandoned;
+        if abandoned {
+            // A socket that can't be told so is closed.
+            let _ = stream.set_zero_linger();
+        }
+        abandoned
     }
 
     fn answer(&self, frame: &Bytes) -> Result<(), ClientError> {
@@ -368,11 +388,14 @@ async fn run_reader(mut stream: OwnedReadHalf, mut buffer: BytesMut, shared: Arc
         }
     };
     let error = tokio::select! {
-        error = reading => error,
-        error = watching => error,
-        _ = closed.wait_for(|closed| *closed) => return,
+        error = reading => Some(error),
+        error = watching => Some(error),
+        _ = closed.wait_for(|closed| *closed) => None,
     };
-    shared.end_with(error);
+    if let Some(error) = error {
+        shared.end_with(error);
+    }
+    shared.reset_if_abandoned(stream.as_ref());
 }
 
 async fn run_writer(mut stream: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Outgoing>, shared: Arc<Shared>) {
@@ -394,9 +417,13 @@ async fn run_writer(mut stream: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiv
     };
     let written: std::io::Result<()> = tokio::select! {
         written = writing => written,
-        _ = closed.wait_for(|closed| *closed) => return,
+        _ = closed.wait_for(|closed| *closed) => Ok(()),
     };
     if let Err(error) = written {
         shared.end(error.to_string());
+    }
+    if shared.reset_if_abandoned(stream.as_ref()) {
+        // Dropped, this half would end the sending side in order, and what is buffered would still go out.
+        stream.forget();
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! For each shard one task fetches ahead: while the application works on one answer the next is fetched and waits. The
 //! position of a partition moves only by what a fetch has given, so that a lost connection costs nothing but time.
+//! Compressed batches wait as they came; [`Consumer::next`] decompresses one pack or batch at a time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::batch::{BatchView, InvalidBatch};
 use crate::client::error::ClientError;
 use crate::client::fetcher::{Fetcher, FetcherShared, Position};
 use crate::client::routes::{Routes, TopicRoute};
+use crate::client::unpacking::{FetchedEvent, FetchedEvents, Unpacking};
 use crate::fetch::{GapReason, Visibility};
 use crate::offsets::Offsets;
 use crate::record::RecordView;
@@ -154,13 +156,11 @@ impl ConsumedBatch {
     }
 }
 
-/// What a fetcher sends: events, or why a partition can't be read.
-pub(crate) type FetchedEvents = Vec<Result<ConsumerEvent, ClientError>>;
-
 /// Reads some partitions of one topic. When it is dropped, its tasks end.
 pub struct Consumer {
     fetched: mpsc::Receiver<FetchedEvents>,
-    events: VecDeque<Result<ConsumerEvent, ClientError>>,
+    events: VecDeque<Result<FetchedEvent, ClientError>>,
+    unpacking: Option<Unpacking>,
 }
 
 impl Consumer {
@@ -188,7 +188,7 @@ impl Consumer {
                 Fetcher::start(Arc::clone(&shared), positions.to_vec());
             }
         }
-        Ok(Self { fetched, events: VecDeque::new() })
+        Ok(Self { fetched, events: VecDeque::new(), unpacking: None })
     }
 
     /// The next event. An error says that a partition could not be read: for good when it is not a [`ClientError::GaveUp`],
@@ -196,12 +196,20 @@ impl Consumer {
     /// waits without losing anything.
     pub async fn next(&mut self) -> Result<ConsumerEvent, ClientError> {
         loop {
-            if let Some(event) = self.events.pop_front() {
-                return event;
+            if let Some(unpacking) = &mut self.unpacking {
+                if let Some(event) = unpacking.next() {
+                    return Ok(event);
+                }
+                self.unpacking = None;
             }
-            match self.fetched.recv().await {
-                Some(events) => self.events.extend(events),
-                None => return Err(ClientError::Closed),
+            match self.events.pop_front() {
+                Some(Ok(FetchedEvent::Ready(event))) => return Ok(event),
+                Some(Ok(FetchedEvent::Packed(packed))) => self.unpacking = Some(Unpacking::new(packed)),
+                Some(Err(error)) => return Err(error),
+                None => match self.fetched.recv().await {
+                    Some(events) => self.events.extend(events),
+                    None => return Err(ClientError::Closed),
+                },
             }
         }
     }

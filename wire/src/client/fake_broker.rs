@@ -59,6 +59,16 @@ pub struct State {
     pub common_port: u16,
     pub limits: ServerLimits,
     pub protocol_version: u16,
+    pub cluster_id: u64,
+    /// What fetches of a partition get instead of an answer, each time.
+    pub sick: HashMap<u32, ErrorCode>,
+    /// How often each partition was in a fetch.
+    pub fetched: HashMap<u32, usize>,
+    /// Names of further topics, and how many are on a page of metadata.
+    pub more_topics: Vec<String>,
+    pub page_max: usize,
+    /// Every page is the first one.
+    pub in_circles: bool,
 }
 
 impl State {
@@ -187,19 +197,30 @@ fn nothing_new(state: &State, request: &FetchRequest) -> bool {
 fn answer(state: &mut State, request: &Request, payload: &[u8], partitions: u32) -> (Response, Vec<u8>) {
     let response = match request {
         Request::Hello(_) => {
-            let (protocol_version, limits) = (state.protocol_version, state.limits);
-            Response::Hello(HelloResponse { protocol_version, limits, ..HelloResponse::default() })
+            let (protocol_version, limits, cluster_id) = (state.protocol_version, state.limits, state.cluster_id);
+            Response::Hello(HelloResponse { protocol_version, limits, cluster_id, ..HelloResponse::default() })
         }
         Request::Produce(request) => Response::Produce(produce(state, *request, payload)),
         Request::Fetch(request) => return fetch(state, request),
         Request::Metadata(request) => {
+            let mut more = false;
             let topics = match request.topics.first() {
                 Some(name) if name != TOPIC => vec![TopicMetadata {
                     name: name.clone(),
                     code: ErrorCode::TOPIC_NOT_FOUND,
                     ..TopicMetadata::default()
                 }],
-                _ => vec![topic(partitions)],
+                Some(_) => vec![topic(partitions)],
+                None => {
+                    let mut names = state.more_topics.clone();
+                    names.push(TOPIC.into());
+                    names.sort_unstable();
+                    names.retain(|name| state.in_circles || request.limit == 0 || *name > request.after);
+                    let page = (request.limit as usize).min(state.page_max.max(1));
+                    more = request.limit > 0 && names.len() > page;
+                    names.truncate(if more { page } else { names.len() });
+                    names.into_iter().map(|name| TopicMetadata { name, ..topic(partitions) }).collect()
+                }
             };
             let broker = BrokerMetadata {
                 broker_id: 1,
@@ -207,7 +228,15 @@ fn answer(state: &mut State, request: &Request, payload: &[u8], partitions: u32)
                 port: state.common_port,
                 direct_ports: state.direct_ports.clone(),
             };
-            Response::Metadata(Metadata { version: 1, brokers: vec![broker], topics, ..Metadata::default() })
+            let cluster_id = state.cluster_id;
+            Response::Metadata(Metadata {
+                version: 1,
+                cluster_id,
+                brokers: vec![broker],
+                topics,
+                more,
+                ..Metadata::default()
+            })
         }
         Request::Offsets(request) => {
             let partitions = request.partitions.iter().map(|partition| PartitionOffsets {
@@ -267,7 +296,10 @@ fn fetch(state: &mut State, request: &FetchRequest) -> (Response, Vec<u8>) {
             next_offset: wanted.offset,
             ..FetchedPartitionOutcome::default()
         };
-        if wanted.offset.0 < start || wanted.offset.0 > end {
+        *state.fetched.entry(partition).or_default() += 1;
+        if let Some(code) = state.sick.get(&partition) {
+            outcome.code = *code;
+        } else if wanted.offset.0 < start || wanted.offset.0 > end {
             outcome.code = ErrorCode::OUT_OF_RANGE;
         } else {
             let before = payload.len();

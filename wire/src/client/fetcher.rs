@@ -1,22 +1,27 @@
 //! The task that fetches the partitions of one shard for a consumer: one fetch at a time, its events handed over before
 //! the next is sent off, positions moved by what came.
+//!
+//! What is compressed is handed over as it came, and decompressed when the application gets to it. A partition that fails
+//! is left out of the fetches until its own back-off is over: it does not slow the others down.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use ringmain_core::batch::{BatchError, BatchHeader, check_stamp};
+use ringmain_core::batch::{BatchError, check_stamp};
 use ringmain_core::ids::{Offset, PartitionKey};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::batch::{BatchView, InvalidBatch};
-use crate::batch_codec::FetchedBatches;
+use crate::batch::{CompressedBatch, InvalidBatch};
+use crate::batch_codec::{FetchedPiece, FetchedPieces};
 use crate::client::backoff::Backoff;
 use crate::client::connection::OwnedFrame;
-use crate::client::consumer::{ConsumedBatch, ConsumerConfig, ConsumerEvent, FetchedEvents, PartitionEnds};
+use crate::client::consumer::{ConsumerConfig, ConsumerEvent, PartitionEnds};
 use crate::client::error::ClientError;
 use crate::client::routes::{Routes, TopicRoute};
+use crate::client::unpacking::{FetchedEvent, FetchedEvents, Packed, Shown, check_batch};
 use crate::error_code::{ClientAction, ErrorCode};
 use crate::fetch::{FetchPartition, FetchRequest, FetchedPartitionOutcome, Visibility};
 use crate::message::{Request, Response};
@@ -33,17 +38,26 @@ pub(crate) struct FetcherShared {
 }
 
 /// How far a partition has been read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Position {
     key: PartitionKey,
     offset: Offset,
     /// The end was told, and nothing came since.
     caught_up: bool,
+    /// Its last fetch failed.
+    failing: Option<Failing>,
+}
+
+/// A partition that is tried again later.
+#[derive(Clone, Debug)]
+struct Failing {
+    backoff: Backoff,
+    not_before: Instant,
 }
 
 impl Position {
     pub(crate) const fn new(key: PartitionKey, offset: Offset) -> Self {
-        Self { key, offset, caught_up: false }
+        Self { key, offset, caught_up: false, failing: None }
     }
 }
 
@@ -70,32 +84,64 @@ impl Fetcher {
     async fn fetch_on(&mut self) {
         let mut backoff = self.fresh_backoff();
         while !self.positions.is_empty() {
+            if let Some(due) = self.next_due() {
+                tokio::time::sleep_until(due).await;
+            }
             let route = self.shared.routes.route(&self.shared.topic).await;
             let fetched = match &route {
                 Ok(route) => self.fetch(route).await,
                 Err(error) => Err(error.clone()),
             };
-            let (events, failure) = match fetched {
-                Ok(fetched) => (fetched.events, fetched.failure),
-                Err(error) => (Vec::new(), Some(error)),
-            };
-            if !events.is_empty() && self.shared.events.send(events).await.is_err() {
-                return;
-            }
-            let Some(error) = failure else {
-                backoff = self.fresh_backoff();
-                continue;
-            };
-            let refresh = error.wants_refresh();
-            if let Err(error) = backoff.wait(error).await {
-                let fatal = !matches!(error, ClientError::GaveUp { .. });
-                if self.shared.events.send(vec![Err(error)]).await.is_err() || fatal {
-                    return;
+            let refresh = match fetched {
+                Ok(Fetched { mut events, failures }) => {
+                    backoff = self.fresh_backoff();
+                    let refresh = failures.iter().any(|(_, error)| error.wants_refresh());
+                    self.hold_back(failures, &mut events);
+                    if !events.is_empty() && self.shared.events.send(events).await.is_err() {
+                        return;
+                    }
+                    refresh
                 }
-                backoff = self.fresh_backoff();
-            }
+                Err(error) => {
+                    let refresh = error.wants_refresh();
+                    if let Err(error) = backoff.wait(error).await {
+                        let fatal = !matches!(error, ClientError::GaveUp { .. });
+                        if self.shared.events.send(vec![Err(error)]).await.is_err() || fatal {
+                            return;
+                        }
+                        backoff = self.fresh_backoff();
+                    }
+                    refresh
+                }
+            };
             if refresh && let Ok(route) = &route {
                 self.refresh(route).await;
+            }
+        }
+    }
+
+    /// When the first partition may be fetched, if none may now.
+    fn next_due(&self) -> Option<Instant> {
+        let due =
+            self.positions.iter().map(|position| position.failing.as_ref().map(|failing| failing.not_before)).min();
+        due.flatten().filter(|due| *due > Instant::now())
+    }
+
+    /// Has each partition that failed wait by itself. One that has failed for so long that the application must know says so
+    /// and is tried on; one that can't go better leaves.
+    fn hold_back(&mut self, failures: Vec<(PartitionKey, ClientError)>, events: &mut FetchedEvents) {
+        for (key, error) in failures {
+            let fresh = self.fresh_backoff();
+            let Some(position) = self.positions.iter_mut().find(|position| position.key == key) else { continue };
+            let mut backoff = position.failing.take().map_or(fresh, |failing| failing.backoff);
+            match backoff.pause(error) {
+                Ok(pause) => position.failing = Some(Failing { backoff, not_before: Instant::now() + pause }),
+                Err(error) => {
+                    if !matches!(error, ClientError::GaveUp { .. }) {
+                        self.positions.retain(|position| position.key != key);
+                    }
+                    events.push(Err(error));
+                }
             }
         }
     }
@@ -121,37 +167,46 @@ impl Fetcher {
     async fn fetch(&mut self, route: &TopicRoute) -> Result<Fetched, ClientError> {
         // Another partition first each time: a budget that the first one uses up does not starve the others.
         self.positions.rotate_left(1);
-        let Some(first) = self.positions.first() else { return Ok(Fetched::default()) };
+        let now = Instant::now();
+        let (mut due, mut wait) = (Vec::new(), self.shared.config.wait_max);
+        for (at, position) in self.positions.iter().enumerate() {
+            match position.failing.as_ref().map(|failing| failing.not_before.saturating_duration_since(now)) {
+                // No long poll holds up those that wait for their turn.
+                Some(left) if !left.is_zero() => wait = wait.min(left.max(Duration::from_millis(1))),
+                _ => due.push(at),
+            }
+        }
+        let Some(first) = due.first().map(|&at| &self.positions[at]) else { return Ok(Fetched::default()) };
         if first.key.topic != route.topic.topic_id {
             return Err(ClientError::server(ErrorCode::TOPIC_NOT_FOUND, "the topic was deleted".into(), 0));
         }
         let connection = self.shared.routes.connection_to(route, first.key.partition).await?;
         let config = &self.shared.config;
-        let partitions = self.positions.iter();
+        let partitions = due.iter().map(|&at| &self.positions[at]);
         let partitions =
             partitions.map(|position| FetchPartition { key: position.key, offset: position.offset, bytes_max: 0 });
         let request = Request::Fetch(FetchRequest {
             partitions: partitions.collect(),
             bytes_max: config.fetch_bytes,
             bytes_min: config.bytes_min,
-            wait_ms_max: u32::try_from(config.wait_max.as_millis()).unwrap_or(u32::MAX),
+            wait_ms_max: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
             visibility: config.visibility,
             codecs: config.codecs,
             tags: config.tags.clone(),
         });
         let timeout = config.wait_max + self.shared.routes.config().request_timeout;
         let frame = connection.start(&request, Vec::new(), timeout).await?.await?.into_result()?;
-        self.take(frame)
+        self.take(frame, &due)
     }
 
-    /// Moves the positions by what came and turns it into events.
-    fn take(&mut self, frame: OwnedFrame) -> Result<Fetched, ClientError> {
+    /// Moves the positions at these places by what came for them and turns it into events.
+    fn take(&mut self, frame: OwnedFrame, due: &[usize]) -> Result<Fetched, ClientError> {
         let outcomes = match frame.response {
             Response::Fetch(outcomes) => outcomes,
             other => return Err(ClientError::unexpected("fetch", &other)),
         };
-        let keys_fit =
-            outcomes.iter().map(|outcome| outcome.key).eq(self.positions.iter().map(|position| position.key));
+        let keys = due.iter().map(|&at| self.positions[at].key);
+        let keys_fit = outcomes.iter().map(|outcome| outcome.key).eq(keys);
         let bytes: u64 = outcomes.iter().map(|outcome| u64::from(outcome.payload_bytes)).sum();
         if !keys_fit || bytes != frame.payload.len() as u64 {
             return Err(ClientError::Protocol("a fetch was answered with other partitions or bytes".to_owned()));
@@ -159,8 +214,10 @@ impl Fetcher {
         let mut payload = frame.payload;
         let mut fetched = Fetched::default();
         let mut lost = Vec::new();
-        for (position, outcome) in self.positions.iter_mut().zip(&outcomes) {
+        for (&at, outcome) in due.iter().zip(&outcomes) {
+            let position = &mut self.positions[at];
             let share = payload.split_to(outcome.payload_bytes as usize);
+            let failed = fetched.failures.len();
             match ErrorCode::action(outcome.code) {
                 ClientAction::Proceed => fetched.take_partition(
                     position,
@@ -175,8 +232,11 @@ impl Fetcher {
                     lost.push(position.key);
                 }
                 ClientAction::Retry | ClientAction::Refresh | ClientAction::BackOff => {
-                    fetched.failure = Some(server_error(outcome));
+                    fetched.failures.push((position.key, server_error(outcome)));
                 }
+            }
+            if fetched.failures.len() == failed {
+                position.failing = None;
             }
         }
         self.positions.retain(|position| !lost.contains(&position.key));
@@ -192,8 +252,8 @@ fn server_error(outcome: &FetchedPartitionOutcome) -> ClientError {
 #[derive(Default)]
 struct Fetched {
     events: FetchedEvents,
-    /// A partition that may go better later; the others have been taken.
-    failure: Option<ClientError>,
+    /// Partitions that may go better later; the others have been taken.
+    failures: Vec<(PartitionKey, ClientError)>,
 }
 
 impl Fetched {
@@ -215,29 +275,28 @@ impl Fetched {
             flushed_end: outcome.flushed_end,
             synced_end: outcome.synced_end,
         };
-        for batch in checked_batches(share, position.key) {
-            match batch {
-                Ok(batch) => {
-                    if let Some(gap) = gap.take_if(|gap| gap.from <= batch.first) {
+        for piece in FetchedPieces::new(share) {
+            match piece.and_then(|piece| check_piece(piece, position.key)) {
+                Ok(piece) => {
+                    if let Some(gap) = gap.take_if(|gap| gap.from <= piece.first) {
                         self.push_gap(partition, gap);
                     }
-                    if batch.end <= position.offset {
+                    if piece.end <= position.offset {
                         continue;
                     }
-                    let from = position.offset;
-                    position.offset = batch.end;
-                    let CheckedBatch { header, bytes, .. } = batch;
-                    self.events.push(Ok(ConsumerEvent::Batch(ConsumedBatch {
-                        partition,
-                        ends,
-                        header,
-                        bytes,
-                        from,
-                        tags: tags.cloned(),
-                    })));
+                    let shown = Shown { key: position.key, ends, from: position.offset, tags: tags.cloned() };
+                    position.offset = piece.end;
+                    self.events.push(Ok(match piece.piece {
+                        FetchedPiece::Batch(header, bytes) if header.codec == 0 => {
+                            FetchedEvent::Ready(ConsumerEvent::Batch(shown.batch(header, bytes)))
+                        }
+                        FetchedPiece::Batch(_, bytes) | FetchedPiece::Pack(_, bytes) => {
+                            FetchedEvent::Packed(Packed { shown, bytes })
+                        }
+                    }));
                 }
                 Err(error) => {
-                    self.events.push(Ok(ConsumerEvent::BadBatch { partition, at: position.offset, error }));
+                    self.push(ConsumerEvent::BadBatch { partition, at: position.offset, error });
                 }
             }
         }
@@ -247,7 +306,8 @@ impl Fetched {
         // A server that sends a reader back would have it read in circles.
         position.offset = position.offset.max(outcome.next_offset);
         if position.offset == began && came {
-            self.failure = Some(ClientError::server(ErrorCode::INTERNAL, "a fetch made no way".into(), 0));
+            let error = ClientError::server(ErrorCode::INTERNAL, "a fetch made no way".into(), 0);
+            self.failures.push((position.key, error));
         }
         let end = match visibility {
             Visibility::LogEnd => outcome.log_end,
@@ -255,51 +315,60 @@ impl Fetched {
         };
         let at_end = position.offset >= end;
         if at_end && (!position.caught_up || position.offset > began) {
-            self.events.push(Ok(ConsumerEvent::CaughtUp { partition, offset: position.offset }));
+            self.push(ConsumerEvent::CaughtUp { partition, offset: position.offset });
         }
         position.caught_up = at_end;
     }
 
+    fn push(&mut self, event: ConsumerEvent) {
+        self.events.push(Ok(FetchedEvent::Ready(event)));
+    }
+
     fn push_gap(&mut self, partition: u32, gap: crate::fetch::Gap) {
-        self.events.push(Ok(ConsumerEvent::Gap { partition, from: gap.from, to: gap.to, reason: gap.reason }));
+        self.push(ConsumerEvent::Gap { partition, from: gap.from, to: gap.to, reason: gap.reason });
     }
 
     fn reset(&mut self, position: &mut Position, outcome: &FetchedPartitionOutcome) {
         let asked = position.offset;
         let now = asked.clamp(outcome.log_start, outcome.log_end.max(outcome.log_start));
         if now == asked {
-            self.failure = Some(ClientError::server(ErrorCode::INTERNAL, "an offset in range was refused".into(), 0));
+            let error = ClientError::server(ErrorCode::INTERNAL, "an offset in range was refused".into(), 0);
+            self.failures.push((position.key, error));
             return;
         }
         position.offset = now;
         position.caught_up = false;
-        self.events.push(Ok(ConsumerEvent::OutOfRange { partition: position.key.partition, asked, now }));
+        self.push(ConsumerEvent::OutOfRange { partition: position.key.partition, asked, now });
     }
 }
 
-/// A batch that may be shown.
-struct CheckedBatch {
-    header: BatchHeader,
-    bytes: Bytes,
+/// A piece that may be shown, as far as can be told without decompressing it.
+struct CheckedPiece {
+    piece: FetchedPiece,
     first: Offset,
     /// One past its last record.
     end: Offset,
 }
 
-/// Cuts a partition's share of a payload into batches and checks each. Behind a bad header nothing more is found.
-fn checked_batches(share: Bytes, key: PartitionKey) -> impl Iterator<Item = Result<CheckedBatch, InvalidBatch>> {
-    FetchedBatches::new(share).map(move |batch| batch.and_then(|(header, bytes)| check_batch(header, bytes, key)))
-}
-
 /// The CRC was checked before.
-fn check_batch(header: BatchHeader, bytes: Bytes, key: PartitionKey) -> Result<CheckedBatch, InvalidBatch> {
-    check_stamp(&bytes)?;
-    if header.key != key {
-        return Err(InvalidBatch::Partition(header.key));
-    }
-    let (first, last) = BatchView::parse(&bytes, &header)?.offset_range();
-    let end = Offset(last.0.checked_add(1).ok_or(BatchError::Records(header.record_count))?);
-    Ok(CheckedBatch { header, bytes, first, end })
+fn check_piece(piece: FetchedPiece, key: PartitionKey) -> Result<CheckedPiece, InvalidBatch> {
+    let (first, end) = match &piece {
+        FetchedPiece::Pack(pack, _) => (pack.base_offset, pack.next_offset),
+        FetchedPiece::Batch(header, bytes) if header.codec == 0 => check_batch(header, bytes, key)?,
+        FetchedPiece::Batch(header, bytes) => {
+            check_stamp(bytes)?;
+            if header.key != key {
+                return Err(InvalidBatch::Partition(header.key));
+            }
+            CompressedBatch::parse(bytes, header)?;
+            if header.flags != 0 {
+                return Err(InvalidBatch::Flags(header.flags));
+            }
+            let end = header.base_offset.0.checked_add(header.record_count.into());
+            (header.base_offset, Offset(end.ok_or(BatchError::Records(header.record_count))?))
+        }
+    };
+    Ok(CheckedPiece { piece, first, end })
 }
 
 #[cfg(test)]

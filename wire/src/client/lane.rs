@@ -72,6 +72,8 @@ pub(crate) struct ReadyBatch {
     /// What it took of the producer's buffer.
     pub(crate) buffered_bytes: usize,
     pub(crate) opened: Instant,
+    /// No record fitted any more. One that goes out before has lingered, or was flushed.
+    pub(crate) full: bool,
     fate: watch::Sender<Fate>,
 }
 
@@ -94,6 +96,8 @@ struct LaneState {
     ready: VecDeque<ReadyBatch>,
     /// Fate of the batch under way.
     under_way: Option<watch::Receiver<Fate>>,
+    /// The first batch that was given up since the last flush: why.
+    failed: Option<ClientError>,
     closing: bool,
     started: bool,
 }
@@ -122,6 +126,7 @@ impl Lane {
             open: None,
             ready: VecDeque::new(),
             under_way: None,
+            failed: None,
             closing: false,
             started: false,
         };
@@ -146,7 +151,7 @@ impl Lane {
         let mut sealed = false;
         match state.builder.push(record) {
             Err(PushError::Full) => {
-                state.seal();
+                state.seal(true);
                 sealed = true;
                 state.builder.push(record)?;
             }
@@ -179,11 +184,11 @@ impl Lane {
         if state.closing {
             return Err(ClientError::Closed);
         }
-        state.seal();
+        state.seal(false);
         let fate = watch::Sender::new(None);
         let delivery = Delivery { fate: fate.subscribe(), index: 0 };
         let opened = Instant::now();
-        state.ready.push_back(ReadyBatch { bytes, payload_bytes, records, buffered_bytes, opened, fate });
+        state.ready.push_back(ReadyBatch { bytes, payload_bytes, records, buffered_bytes, opened, full: true, fate });
         let first = !std::mem::replace(&mut state.started, true);
         drop(state);
         self.work.notify_one();
@@ -200,7 +205,7 @@ impl Lane {
                 let due = state.open.as_ref().map(|open| open.opened + self.linger);
                 let lingered = due.is_some_and(|due| due <= Instant::now());
                 if state.ready.is_empty() && (lingered || state.closing) {
-                    state.seal();
+                    state.seal(false);
                 }
                 if let Some(batch) = state.ready.pop_front() {
                     state.under_way = Some(batch.fate.subscribe());
@@ -225,12 +230,22 @@ impl Lane {
     pub(crate) fn flush(&self) -> Flushing {
         let fates = {
             let mut state = locked(&self.state);
-            state.seal();
+            state.seal(false);
             let ready = state.ready.iter().map(|batch| batch.fate.subscribe());
             state.under_way.iter().cloned().chain(ready).collect()
         };
         self.work.notify_one();
         Flushing { fates }
+    }
+
+    /// A batch was given up. To be said before its fate is known, so that a flush that waits for that finds it.
+    pub(crate) fn failed(&self, error: &ClientError) {
+        locked(&self.state).failed.get_or_insert_with(|| error.clone());
+    }
+
+    /// Why a batch was given up, if one was since this was asked last: the first one.
+    pub(crate) fn take_failure(&self) -> Option<ClientError> {
+        locked(&self.state).failed.take()
     }
 
     /// No more records come; what is there is still sent.
@@ -257,7 +272,7 @@ impl Flushing {
 }
 
 impl LaneState {
-    fn seal(&mut self) {
+    fn seal(&mut self, full: bool) {
         if let Some(open) = self.open.take() {
             self.ready.push_back(ReadyBatch {
                 bytes: self.builder.finish(),
@@ -265,6 +280,7 @@ impl LaneState {
                 records: open.records.into(),
                 buffered_bytes: open.buffered_bytes,
                 opened: open.opened,
+                full,
                 fate: open.fate,
             });
         }

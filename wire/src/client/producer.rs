@@ -2,9 +2,13 @@
 //!
 //! Each partition has a [`Lane`] with one batch under way at a time; while it is, the next one fills. Batches of different
 //! partitions are under way side by side, on the connections of their shards. What may succeed later is tried again until
-//! `retry_for` has passed since the batch was opened. When a connection is lost, the fate of the batch on it is not known:
-//! it is sent again, and its records may then be stored twice, one behind the other. Nothing acked is lost or
-//! reordered by that.
+//! `retry_for` has passed since the batch was opened.
+//!
+//! When a connection is lost, or the broker says that it failed (500, 503, 604) or was too late (606), the fate of the
+//! batch is not known: it is sent again, and its records may then be stored twice. The second copy mostly stands right
+//! behind the first. But bytes of the lost connection that the network or the broker still holds may be appended later, so
+//! that the old copy stands behind newer records; what had not left this machine is thrown away with the connection. No ack
+//! is taken back by that, and first copies keep their order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,7 +22,7 @@ use tokio::sync::Semaphore;
 
 use crate::batch::ENTRY_BYTES;
 use crate::batch_codec::compress;
-use crate::client::backoff::Backoff;
+use crate::client::backoff::{self, Backoff};
 use crate::client::error::ClientError;
 use crate::client::lane::{Delivered, Delivery, Lane, ReadyBatch};
 use crate::client::routes::{Routes, TopicRoute};
@@ -84,8 +88,6 @@ pub struct ProducerStats {
 pub struct Producer {
     shared: Arc<Shared>,
     lanes: Vec<Arc<Lane>>,
-    /// Partition of records without key.
-    sticky: AtomicU32,
 }
 
 struct Shared {
@@ -95,6 +97,9 @@ struct Shared {
     config: ProducerConfig,
     buffer: Semaphore,
     requests: Semaphore,
+    partitions: u32,
+    /// Partition of records without key. Each producer begins with another one.
+    sticky: AtomicU32,
     records: AtomicU64,
     records_acked: AtomicU64,
     records_failed: AtomicU64,
@@ -119,7 +124,9 @@ impl Producer {
             let key = PartitionKey { topic: topic_id, partition: partition.partition };
             Arc::new(Lane::new(key, config.batch_bytes, config.linger))
         });
-        let lanes = lanes.collect();
+        let lanes: Vec<_> = lanes.collect();
+        // Bounded by TOPIC_PARTITIONS_MAX, and one at least.
+        let partitions = lanes.len() as u32;
         let shared = Shared {
             routes,
             topic: route.topic.name.clone(),
@@ -127,19 +134,22 @@ impl Producer {
             buffer: Semaphore::new(config.buffer_bytes),
             requests: Semaphore::new(config.requests_in_flight.max(1)),
             config,
+            partitions,
+            // The remainder is smaller than a u32.
+            sticky: AtomicU32::new((backoff::random() % u64::from(partitions.max(1))) as u32),
             records: AtomicU64::new(0),
             records_acked: AtomicU64::new(0),
             records_failed: AtomicU64::new(0),
             payload_bytes_acked: AtomicU64::new(0),
             retries: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), lanes, sticky: AtomicU32::new(0) }
+        Self { shared: Arc::new(shared), lanes }
     }
 
     /// Number of partitions it sends to.
     #[must_use]
     pub fn partitions(&self) -> u32 {
-        self.lanes.len() as u32
+        self.shared.partitions
     }
 
     /// The topic it sends to.
@@ -165,9 +175,7 @@ impl Producer {
         permit.forget();
         self.shared.records.fetch_add(1, Ordering::Relaxed);
         if pushed.sealed {
-            let next = (partition + 1) % self.partitions();
-            // Lost races are harmless: somebody else has moved on.
-            let _ = self.sticky.compare_exchange(partition, next, Ordering::Relaxed, Ordering::Relaxed);
+            self.shared.turn_from(partition);
         }
         if pushed.first {
             tokio::spawn(run_lane(Arc::clone(&self.shared), Arc::clone(lane)));
@@ -203,23 +211,25 @@ impl Producer {
         match (partition, record.key) {
             (Some(partition), _) => partition,
             (None, Some(key)) => partition_of_key(key, self.partitions()),
-            (None, None) => self.sticky.load(Ordering::Relaxed),
+            (None, None) => self.shared.sticky.load(Ordering::Relaxed),
         }
     }
 
-    /// Sends what was taken so far without lingering, and waits until all of it is acked or given up. The first failure
-    /// is the result.
+    /// Sends what was taken so far without lingering, and waits until all of it is acked or given up. An error says that a
+    /// batch was given up since the last flush, whether or not somebody awaited its deliveries: the first one of a
+    /// partition.
     pub async fn flush(&self) -> Result<(), ClientError> {
         // All lanes first, so that they are sent side by side.
         let flushing: Vec<_> = self.lanes.iter().map(|lane| lane.flush()).collect();
         let mut result = Ok(());
-        for fates in flushing {
-            result = result.and(fates.wait().await);
+        for (lane, fates) in self.lanes.iter().zip(flushing) {
+            let waited = fates.wait().await;
+            result = result.and(lane.take_failure().map_or(waited, Err));
         }
         result
     }
 
-    /// Flushes and ends the producer.
+    /// Flushes and ends the producer. An error as of [`flush`](Self::flush): not all that was sent is stored.
     pub async fn close(self) -> Result<ProducerStats, ClientError> {
         self.flush().await?;
         Ok(self.stats())
@@ -252,12 +262,19 @@ async fn run_lane(shared: Arc<Shared>, lane: Arc<Lane>) {
         if let Some(compressed) = compress(&mut compressor, shared.config.codec, &batch.bytes) {
             batch.bytes = compressed;
         }
+        if !batch.full {
+            shared.turn_from(lane.partition());
+        }
         let fate = shared.deliver(&batch, lane.partition()).await;
-        if fate.is_ok() {
-            shared.records_acked.fetch_add(batch.records, Ordering::Relaxed);
-            shared.payload_bytes_acked.fetch_add(batch.payload_bytes, Ordering::Relaxed);
-        } else {
-            shared.records_failed.fetch_add(batch.records, Ordering::Relaxed);
+        match &fate {
+            Ok(_) => {
+                shared.records_acked.fetch_add(batch.records, Ordering::Relaxed);
+                shared.payload_bytes_acked.fetch_add(batch.payload_bytes, Ordering::Relaxed);
+            }
+            Err(error) => {
+                shared.records_failed.fetch_add(batch.records, Ordering::Relaxed);
+                lane.failed(error);
+            }
         }
         batch.decide(fate);
         shared.buffer.add_permits(batch.buffered_bytes);
@@ -265,6 +282,13 @@ async fn run_lane(shared: Arc<Shared>, lane: Arc<Lane>) {
 }
 
 impl Shared {
+    /// A batch of this partition goes out: records without key go to the next one from now on.
+    fn turn_from(&self, partition: u32) {
+        let next = (partition + 1) % self.partitions.max(1);
+        // Lost races are harmless: somebody else has moved on.
+        let _ = self.sticky.compare_exchange(partition, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Tries to get a batch stored until it is, can't be, or `retry_for` has passed.
     async fn deliver(&self, batch: &ReadyBatch, partition: u32) -> Result<Delivered, ClientError> {
         let mut backoff = Backoff::until(batch.opened + self.config.retry_for);

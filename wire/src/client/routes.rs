@@ -1,7 +1,7 @@
 //! Where to send what: the cached metadata of topics, and one connection for each address in use.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,8 +13,8 @@ use crate::message::{Request, Response};
 use crate::metadata::{BrokerMetadata, MetadataRequest, PartitionMetadata, TopicMetadata};
 use crate::offsets::{Offsets, OffsetsRequest};
 
-/// A direct port that did not answer is not tried again for so long.
-const DIRECT_PORT_PAUSE: Duration = Duration::from_secs(10);
+/// A port that did not answer is not tried again for so long, if another one did.
+const PORT_PAUSE: Duration = Duration::from_secs(10);
 /// A direct port that does not answer within this is passed over: the common port serves as well.
 const DIRECT_PORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Those who queue behind an attempt to connect that failed share its outcome.
@@ -49,11 +49,14 @@ impl TopicRoute {
 /// Connections and routes, shared by a client and all its producers and consumers.
 pub(crate) struct Routes {
     config: ClientConfig,
+    /// The cluster of the first broker that answered. Topic ids mean nothing in another one: an address that leads there,
+    /// as one of a tunnel's other end may, counts as one that does not answer.
+    cluster: OnceLock<u64>,
     slots: Mutex<HashMap<String, Arc<Slot>>>,
     topics: Mutex<HashMap<String, Arc<TopicRoute>>>,
     /// Common ports of all brokers, to go to when no bootstrap address answers.
     common_addresses: Mutex<Vec<String>>,
-    direct_ports_down: Mutex<HashMap<String, Instant>>,
+    ports_down: Mutex<HashMap<String, Instant>>,
     /// One refresh at a time; those who wait use its result.
     refreshing: tokio::sync::Mutex<()>,
 }
@@ -74,10 +77,11 @@ impl Routes {
     pub(crate) fn new(config: ClientConfig) -> Self {
         Self {
             config,
+            cluster: OnceLock::new(),
             slots: Mutex::default(),
             topics: Mutex::default(),
             common_addresses: Mutex::default(),
-            direct_ports_down: Mutex::default(),
+            ports_down: Mutex::default(),
             refreshing: tokio::sync::Mutex::default(),
         }
     }
@@ -121,20 +125,33 @@ impl Routes {
                 return Ok(connection);
             }
         }
-        let connection =
-            match self.connection_at(&address(&broker.host, broker.port), self.config.connect_timeout).await {
-                Err(_) if route.brokers.len() == 1 => self.any_connection().await?,
+        let common = address(&broker.host, broker.port);
+        let alone = route.brokers.len() == 1;
+        let connection = if alone && self.is_down(&common) {
+            self.any_connection().await?
+        } else {
+            match self.connection_at(&common, self.config.connect_timeout).await {
+                Err(_) if alone => {
+                    let connection = self.any_connection().await?;
+                    self.set_down(common);
+                    connection
+                }
                 connection => connection?,
-            };
+            }
+        };
         // Only now is it the port that is down, and not the whole broker.
         if let Some(direct) = direct {
-            locked(&self.direct_ports_down).insert(direct, Instant::now() + DIRECT_PORT_PAUSE);
+            self.set_down(direct);
         }
         Ok(connection)
     }
 
-    fn is_down(&self, direct: &str) -> bool {
-        locked(&self.direct_ports_down).get(direct).is_some_and(|until| Instant::now() < *until)
+    fn is_down(&self, address: &str) -> bool {
+        locked(&self.ports_down).get(address).is_some_and(|until| Instant::now() < *until)
+    }
+
+    fn set_down(&self, address: String) {
+        locked(&self.ports_down).insert(address, Instant::now() + PORT_PAUSE);
     }
 
     async fn connection_at(&self, address: &str, connect_timeout: Duration) -> Result<Connection, ClientError> {
@@ -149,9 +166,7 @@ impl Routes {
         {
             return Err(error.clone());
         }
-        let client_name = self.config.client_name.clone();
-        let config = ConnectionConfig { client_name, connect_timeout, request_timeout: self.config.request_timeout };
-        match Connection::connect(address, &config).await {
+        match self.connect(address, connect_timeout).await {
             Ok(connection) => {
                 *state = SlotState { connection: Some(connection.clone()), failed: None };
                 Ok(connection)
@@ -161,6 +176,19 @@ impl Routes {
                 Err(error)
             }
         }
+    }
+
+    async fn connect(&self, address: &str, connect_timeout: Duration) -> Result<Connection, ClientError> {
+        let client_name = self.config.client_name.clone();
+        let config = ConnectionConfig { client_name, connect_timeout, request_timeout: self.config.request_timeout };
+        let connection = Connection::connect(address, &config).await?;
+        let theirs = connection.server().cluster_id;
+        let ours = *self.cluster.get_or_init(|| theirs);
+        if theirs == ours {
+            return Ok(connection);
+        }
+        let reason = format!("it belongs to cluster {theirs:016x}, and this client to {ours:016x}");
+        Err(ClientError::Connect { address: address.to_owned(), reason })
     }
 
     /// The route of a topic, from the cache if it is there.
@@ -185,12 +213,16 @@ impl Routes {
     /// The route of a topic from a broker; the cache has it afterwards.
     pub(crate) async fn fetch_route(&self, topic: &str) -> Result<Arc<TopicRoute>, ClientError> {
         let connection = self.any_connection().await?;
-        let request = Request::Metadata(MetadataRequest { topics: vec![topic.to_owned()], known_version: 0 });
+        let request =
+            Request::Metadata(MetadataRequest { topics: vec![topic.to_owned()], ..MetadataRequest::default() });
         let frame = connection.request(&request, Vec::new()).await?.into_result()?;
         let mut metadata = match frame.response {
             Response::Metadata(metadata) => metadata,
             other => return Err(ClientError::unexpected("metadata", &other)),
         };
+        if metadata.cluster_id != connection.server().cluster_id {
+            return Err(ClientError::Protocol("metadata of another cluster than the hello's".to_owned()));
+        }
         let Some(at) = metadata.topics.iter().position(|answer| answer.name == topic) else {
             return Err(ClientError::Protocol(format!("metadata lacks topic `{topic}`, which was asked for")));
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringmain_core::ids::{Durability, Offset, PartitionKey};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::fake_broker::{FakeBroker, Fault, TOPIC, TOPIC_ID};
 use super::*;
@@ -112,6 +112,33 @@ async fn keyless_records_fill_one_batch_before_the_next_partition() {
     assert!(batches.iter().all(|batches| (1..=3).contains(batches)), "{batches:?}");
 }
 
+#[tokio::test]
+async fn keyless_records_that_never_fill_a_batch_take_turns_too() {
+    let broker = FakeBroker::start(3).await;
+    let config = ProducerConfig { linger: Duration::ZERO, ..ProducerConfig::default() };
+    let producer = connected(&broker).await.producer(TOPIC, config).await.unwrap();
+    let mut partitions = Vec::new();
+    for _ in 0..9 {
+        partitions.push(producer.send(&value("a"), None).await.unwrap().await.unwrap().partition);
+    }
+    let first = partitions[0];
+    let in_turn: Vec<_> = (0..9).map(|number| (first + number) % 3).collect();
+    assert_eq!(partitions, in_turn);
+}
+
+#[tokio::test]
+async fn producers_do_not_all_begin_with_the_same_partition() {
+    let broker = FakeBroker::start(50).await;
+    let client = connected(&broker).await;
+    let mut first = HashSet::new();
+    // That they are all the same by chance happens once in 50^11 times.
+    for _ in 0..12 {
+        let producer = client.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+        first.insert(producer.send(&value("a"), None).await.unwrap().await.unwrap().partition);
+    }
+    assert!(first.len() > 1);
+}
+
 /// Every kind of failure, many times: each partition must hold its records in order, where a batch may stand twice, one
 /// copy behind the other, and each ack must name an offset at which that very record stands.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,6 +193,104 @@ async fn a_refusal_that_is_final_fails_its_batch_and_no_other() {
     assert_eq!(first.unwrap_err().code(), Some(ErrorCode::TOO_LARGE));
     assert_eq!(producer.send(&value("b"), None).await.unwrap().await.unwrap().offset, Offset(0));
     assert_eq!(producer.stats().records_failed, 1);
+}
+
+#[tokio::test]
+async fn flush_and_close_tell_of_a_batch_that_was_given_up_before() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    let config = ProducerConfig { linger: Duration::ZERO, ..ProducerConfig::default() };
+    let refuse_one = || broker.with(|state| state.produce_faults.push_back(Fault::Refuse(ErrorCode::TOO_LARGE, 0)));
+    let producer = client.producer(TOPIC, config).await.unwrap();
+    for round in 0..2 {
+        refuse_one();
+        drop(producer.send(&value("given up"), None).await.unwrap());
+        let failed = async {
+            while producer.stats().records_failed == round {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), failed).await.unwrap();
+        producer.send(&value("stored"), None).await.unwrap().await.unwrap();
+        if round == 0 {
+            assert_eq!(producer.flush().await.unwrap_err().code(), Some(ErrorCode::TOO_LARGE));
+            // It has been said.
+            producer.flush().await.unwrap();
+        }
+    }
+    assert_eq!(producer.close().await.unwrap_err().code(), Some(ErrorCode::TOO_LARGE));
+}
+
+#[tokio::test]
+async fn records_never_go_to_a_broker_of_another_cluster() {
+    let (ours, theirs) = (FakeBroker::start(2).await, FakeBroker::start(2).await);
+    theirs.with(|state| state.cluster_id = 2);
+    // What ours advertises leads to theirs, as behind a tunnel.
+    let direct = theirs.direct_port().await;
+    ours.with(|state| {
+        state.cluster_id = 1;
+        state.common_port = theirs.address.port();
+        state.direct_ports = vec![direct, direct];
+    });
+    let client = connected(&ours).await;
+    let producer = client.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+    for partition in [0, 1, 0] {
+        producer.send(&value("a"), Some(partition)).await.unwrap().await.unwrap();
+    }
+    assert_eq!((ours.with(|state| state.produces), theirs.with(|state| state.produces)), (3, 0));
+    let mut consumer = consume(&client, 0, StartAt::Earliest).await;
+    assert_eq!(events(&mut consumer).await, ["0=a", "1=a", "end 2"]);
+    assert_eq!(theirs.with(|state| state.fetches), 0);
+}
+
+#[tokio::test]
+async fn a_client_stays_with_its_cluster_when_its_broker_goes() {
+    let (ours, theirs) = (FakeBroker::start(1).await, FakeBroker::start(1).await);
+    ours.with(|state| state.cluster_id = 1);
+    theirs.with(|state| state.cluster_id = 2);
+    let both = vec![ours.address.to_string(), theirs.address.to_string()];
+    let config = ClientConfig { bootstrap: both, retry_for: Duration::from_millis(50), ..config(&ours) };
+    let client = Client::connect(config).await.unwrap();
+    client.any_connection().await.unwrap().close();
+    // Nobody accepts there any more.
+    drop(ours);
+    let error = tokio::time::timeout(Duration::from_secs(60), client.metadata()).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("cluster"), "{error}");
+}
+
+/// A server that reads no more while a request waits, until the client has given it up: what the client's kernel held back
+/// must not come then.
+#[tokio::test]
+async fn what_was_not_sent_goes_with_a_connection_that_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (given_up, is_given_up) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut prefix = [0; 4];
+        stream.read_exact(&mut prefix).await.unwrap();
+        let mut hello = vec![0; u32::from_le_bytes(prefix) as usize];
+        stream.read_exact(&mut hello).await.unwrap();
+        let answer = &crate::samples::responses()[0].1;
+        stream.write_all(&crate::samples::encode_response(answer, 0, 0)).await.unwrap();
+        is_given_up.await.unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.map(|_| rest.len())
+    });
+    let connection = Connection::connect(&address, &ConnectionConfig::default()).await.unwrap();
+    let request = Request::Produce(crate::produce::ProduceRequest { durability: None, timeout_ms: 1 });
+    let timeout = Duration::from_millis(300);
+    let mut pending = Vec::new();
+    for _ in 0..6 {
+        pending.push(connection.start(&request, vec![vec![0; 4 << 20].into()], timeout).await.unwrap());
+    }
+    for pending in pending {
+        assert!(matches!(pending.await, Err(ClientError::ConnectionLost { .. })));
+    }
+    drop(connection);
+    given_up.send(()).unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(60), server).await.unwrap().unwrap();
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 #[tokio::test]
@@ -252,6 +377,40 @@ async fn a_start_inside_a_batch_leaves_out_what_is_before() {
 }
 
 #[tokio::test]
+async fn a_partition_that_always_fails_does_not_slow_the_others_of_its_shard() {
+    let broker = FakeBroker::start(3).await;
+    let client = connected(&broker).await;
+    broker.with(|state| {
+        state.sick.insert(0, ErrorCode::INTERNAL);
+        for number in 0..200 {
+            state.append(&batch(2, &[&number.to_string()]));
+        }
+    });
+    // One batch a fetch.
+    let config = ConsumerConfig { fetch_bytes: 1, ..ConsumerConfig::default() };
+    let starts = [0, 2].map(|partition| (partition, StartAt::Offset(Offset(0)))).to_vec();
+    let mut consumer = client.consumer(TOPIC, starts, config).await.unwrap();
+    let mut batches = 0;
+    while batches < 200 {
+        let event = tokio::time::timeout(Duration::from_secs(60), consumer.next()).await.unwrap();
+        batches += usize::from(matches!(event.unwrap(), ConsumerEvent::Batch(_)));
+    }
+    let (sick, sound) = broker.with(|state| (state.fetched[&0], state.fetched[&2]));
+    assert!(sick * 3 < sound, "{sick} of {sound} fetches asked for the partition that fails");
+    // And it comes back.
+    broker.with(|state| {
+        state.sick.clear();
+        state.append(&batch(0, &["well"]));
+    });
+    loop {
+        let event = tokio::time::timeout(Duration::from_secs(60), consumer.next()).await.unwrap().unwrap();
+        if matches!(event, ConsumerEvent::Batch(batch) if batch.partition == 0) {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
 async fn gaps_damage_and_lost_ranges_are_told() {
     let broker = FakeBroker::start(1).await;
     let client = connected(&broker).await;
@@ -280,7 +439,7 @@ async fn gaps_damage_and_lost_ranges_are_told() {
 #[tokio::test]
 async fn a_direct_port_is_used_and_the_common_one_when_it_is_down() {
     let broker = FakeBroker::start(2).await;
-    let (up, down) = (broker.direct_port().await, unused_port().await);
+    let (up, (_held, down)) = (broker.direct_port().await, unused_port());
     broker.with(|state| state.direct_ports = vec![up, down]);
     let client = connected(&broker).await;
     let direct = client.connection_for(TOPIC, 0).await.unwrap();
@@ -292,8 +451,12 @@ async fn a_direct_port_is_used_and_the_common_one_when_it_is_down() {
     assert_eq!(client.connection_for(TOPIC, 0).await.unwrap().address(), broker.address.to_string());
 }
 
-async fn unused_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+/// A port that refuses connections, and is nobody else's as long as the socket lives.
+fn unused_port() -> (TcpSocket, u16) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (socket, port)
 }
 
 #[tokio::test]
@@ -311,6 +474,22 @@ async fn topics_and_offsets_survive_a_lost_connection() {
     assert_eq!(client.create_topic(NewTopic::new(TOPIC)).await.unwrap().topic_id, TOPIC_ID);
     let error = client.topic("nothing").await.unwrap_err();
     assert_eq!(error.code(), Some(ErrorCode::TOPIC_NOT_FOUND));
+}
+
+#[tokio::test]
+async fn all_topics_come_page_by_page() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    broker.with(|state| {
+        state.more_topics = (0..25).map(|number| format!("t{number:02}")).collect();
+        state.page_max = 4;
+    });
+    let names: Vec<_> = client.list_topics().await.unwrap().into_iter().map(|topic| topic.name).collect();
+    assert!(names.len() == 26 && names.is_sorted_by(|one, next| one < next), "{names:?}");
+    // A server that goes in circles.
+    broker.with(|state| state.in_circles = true);
+    let error = client.list_topics().await.unwrap_err();
+    assert!(matches!(error, ClientError::Protocol(_)), "{error}");
 }
 
 #[tokio::test]
@@ -376,23 +555,6 @@ async fn bytes_that_are_no_answer_end_the_connection_and_nothing_else() {
     assert!(client.metadata().await.is_ok());
 }
 
-/// Answers a fetch with each sample frame, mutated: whatever comes, the consumer yields events or errors.
-#[tokio::test]
-async fn hostile_fetch_answers_never_panic() {
-    let broker = FakeBroker::start(1).await;
-    let client = Client::connect(config_with_timeout(&broker, Duration::from_millis(300))).await.unwrap();
-    let frame = crate::samples::frames().into_iter().find(|(name, _)| *name == "fetch-response").unwrap().1;
-    for at in (8..frame.len()).step_by(7) {
-        let mut garbage = frame.clone();
-        garbage[at] ^= 0x55;
-        broker.with(|state| state.fetch_faults = vec![Fault::Garbage(garbage)].into());
-        let mut config = ConsumerConfig { retry_for: Duration::ZERO, ..ConsumerConfig::default() };
-        config.wait_max = Duration::from_millis(1);
-        let mut consumer = client.consumer(TOPIC, vec![(0, StartAt::Offset(Offset(0)))], config).await.unwrap();
-        let _ = consumer.next().await;
-    }
-}
-
 #[tokio::test]
 async fn a_server_of_another_protocol_is_not_connected_to() {
     let broker = FakeBroker::start(1).await;
@@ -414,7 +576,8 @@ async fn a_server_of_another_protocol_is_not_connected_to() {
 
 #[tokio::test]
 async fn connecting_to_nobody_says_where_and_why() {
-    let address = format!("127.0.0.1:{}", unused_port().await);
+    let (_held, port) = unused_port();
+    let address = format!("127.0.0.1:{port}");
     let mut config = ClientConfig::new(vec![address.clone()]);
     config.retry_for = Duration::from_millis(50);
     let error = Client::connect(config).await.err().unwrap();

@@ -106,7 +106,7 @@ fn a_message_that_expands_when_walked_is_refused() {
         let text = builder.create_string(&"x".repeat(20_000));
         let texts = vec![text; 20_000];
         let topics = builder.create_vector(&texts);
-        let args = schema::MetadataRequestArgs { topics: Some(topics), known_version: 0 };
+        let args = schema::MetadataRequestArgs { topics: Some(topics), ..Default::default() };
         (schema::Body::MetadataRequest, schema::MetadataRequest::create(builder, &args).as_union_value())
     });
     let error = FrameView::parse(&frame).unwrap_err();

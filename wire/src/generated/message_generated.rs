@@ -2543,6 +2543,8 @@ impl<'a> ::flatbuffers::Follow<'a> for MetadataRequest<'a> {
 impl<'a> MetadataRequest<'a> {
   pub const VT_TOPICS: ::flatbuffers::VOffsetT = 4;
   pub const VT_KNOWN_VERSION: ::flatbuffers::VOffsetT = 6;
+  pub const VT_AFTER: ::flatbuffers::VOffsetT = 8;
+  pub const VT_LIMIT: ::flatbuffers::VOffsetT = 10;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -2555,6 +2557,8 @@ impl<'a> MetadataRequest<'a> {
   ) -> ::flatbuffers::WIPOffset<MetadataRequest<'bldr>> {
     let mut builder = MetadataRequestBuilder::new(_fbb);
     builder.add_known_version(args.known_version);
+    builder.add_limit(args.limit);
+    if let Some(x) = args.after { builder.add_after(x); }
     if let Some(x) = args.topics { builder.add_topics(x); }
     builder.finish()
   }
@@ -2575,6 +2579,22 @@ impl<'a> MetadataRequest<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u64>(MetadataRequest::VT_KNOWN_VERSION, Some(0)).unwrap()}
   }
+  /// With `limit`, when no topics are named: only those whose names come after this one, byte for byte.
+  #[inline]
+  pub fn after(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(MetadataRequest::VT_AFTER, None)}
+  }
+  /// So many topics at most, in the order of their names; 0 = all in one answer, or none when they do not fit.
+  #[inline]
+  pub fn limit(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(MetadataRequest::VT_LIMIT, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for MetadataRequest<'_> {
@@ -2585,6 +2605,8 @@ impl ::flatbuffers::Verifiable for MetadataRequest<'_> {
     v.visit_table(pos)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<&'_ str>>>>("topics", Self::VT_TOPICS, false)?
      .visit_field::<u64>("known_version", Self::VT_KNOWN_VERSION, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("after", Self::VT_AFTER, false)?
+     .visit_field::<u32>("limit", Self::VT_LIMIT, false)?
      .finish();
     Ok(())
   }
@@ -2592,6 +2614,8 @@ impl ::flatbuffers::Verifiable for MetadataRequest<'_> {
 pub struct MetadataRequestArgs<'a> {
     pub topics: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<&'a str>>>>,
     pub known_version: u64,
+    pub after: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub limit: u32,
 }
 impl<'a> Default for MetadataRequestArgs<'a> {
   #[inline]
@@ -2599,6 +2623,8 @@ impl<'a> Default for MetadataRequestArgs<'a> {
     MetadataRequestArgs {
       topics: None,
       known_version: 0,
+      after: None,
+      limit: 0,
     }
   }
 }
@@ -2615,6 +2641,14 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> MetadataRequestBuilder<'a, 'b
   #[inline]
   pub fn add_known_version(&mut self, known_version: u64) {
     self.fbb_.push_slot::<u64>(MetadataRequest::VT_KNOWN_VERSION, known_version, 0);
+  }
+  #[inline]
+  pub fn add_after(&mut self, after: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(MetadataRequest::VT_AFTER, after);
+  }
+  #[inline]
+  pub fn add_limit(&mut self, limit: u32) {
+    self.fbb_.push_slot::<u32>(MetadataRequest::VT_LIMIT, limit, 0);
   }
   #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> MetadataRequestBuilder<'a, 'b, A> {
@@ -2636,6 +2670,8 @@ impl ::core::fmt::Debug for MetadataRequest<'_> {
     let mut ds = f.debug_struct("MetadataRequest");
       ds.field("topics", &self.topics());
       ds.field("known_version", &self.known_version());
+      ds.field("after", &self.after());
+      ds.field("limit", &self.limit());
       ds.finish()
   }
 }
@@ -3259,6 +3295,7 @@ impl<'a> MetadataResponse<'a> {
   pub const VT_BROKERS: ::flatbuffers::VOffsetT = 8;
   pub const VT_TOPICS: ::flatbuffers::VOffsetT = 10;
   pub const VT_SURVIVES_PROCESS_KILL: ::flatbuffers::VOffsetT = 12;
+  pub const VT_MORE: ::flatbuffers::VOffsetT = 14;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3274,6 +3311,7 @@ impl<'a> MetadataResponse<'a> {
     builder.add_version(args.version);
     if let Some(x) = args.topics { builder.add_topics(x); }
     if let Some(x) = args.brokers { builder.add_brokers(x); }
+    builder.add_more(args.more);
     builder.add_survives_process_kill(args.survives_process_kill);
     builder.finish()
   }
@@ -3314,6 +3352,14 @@ impl<'a> MetadataResponse<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<bool>(MetadataResponse::VT_SURVIVES_PROCESS_KILL, Some(false)).unwrap()}
   }
+  /// There are topics behind the last one of this page.
+  #[inline]
+  pub fn more(&self) -> bool {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<bool>(MetadataResponse::VT_MORE, Some(false)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for MetadataResponse<'_> {
@@ -3327,6 +3373,7 @@ impl ::flatbuffers::Verifiable for MetadataResponse<'_> {
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<BrokerMetadata>>>>("brokers", Self::VT_BROKERS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<TopicMetadata>>>>("topics", Self::VT_TOPICS, false)?
      .visit_field::<bool>("survives_process_kill", Self::VT_SURVIVES_PROCESS_KILL, false)?
+     .visit_field::<bool>("more", Self::VT_MORE, false)?
      .finish();
     Ok(())
   }
@@ -3337,6 +3384,7 @@ pub struct MetadataResponseArgs<'a> {
     pub brokers: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<BrokerMetadata<'a>>>>>,
     pub topics: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<TopicMetadata<'a>>>>>,
     pub survives_process_kill: bool,
+    pub more: bool,
 }
 impl<'a> Default for MetadataResponseArgs<'a> {
   #[inline]
@@ -3347,6 +3395,7 @@ impl<'a> Default for MetadataResponseArgs<'a> {
       brokers: None,
       topics: None,
       survives_process_kill: false,
+      more: false,
     }
   }
 }
@@ -3377,6 +3426,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> MetadataResponseBuilder<'a, '
     self.fbb_.push_slot::<bool>(MetadataResponse::VT_SURVIVES_PROCESS_KILL, survives_process_kill, false);
   }
   #[inline]
+  pub fn add_more(&mut self, more: bool) {
+    self.fbb_.push_slot::<bool>(MetadataResponse::VT_MORE, more, false);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> MetadataResponseBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     MetadataResponseBuilder {
@@ -3399,6 +3452,7 @@ impl ::core::fmt::Debug for MetadataResponse<'_> {
       ds.field("brokers", &self.brokers());
       ds.field("topics", &self.topics());
       ds.field("survives_process_kill", &self.survives_process_kill());
+      ds.field("more", &self.more());
       ds.finish()
   }
 }
