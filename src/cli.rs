@@ -90,6 +90,9 @@ pub struct ServeArgs {
     /// Size of the files that a new data directory keeps its records in; an existing one keeps its own [default: 256MiB].
     #[arg(long, value_name = "BYTES", env = "RINGMAIN_SEGMENT_BYTES", value_parser = parse_size)]
     pub segment_bytes: Option<u64>,
+    /// Most of the disk's time, in per cent, that consumers behind memory take while producers write [default: 50].
+    #[arg(long, value_name = "N", env = "RINGMAIN_CATCH_UP_SHARE_PERCENT", value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub catch_up_share_percent: Option<u16>,
     /// Directory in a memory filesystem where that memory lives, so that it survives the process [default: /dev/shm].
     #[arg(long, value_name = "DIR", env = "RINGMAIN_ARENA_DIR", conflicts_with = "arena")]
     pub arena_dir: Option<PathBuf>,

@@ -23,6 +23,9 @@ pub struct Setting {
     take: fn(&mut ServeArgs, &Value) -> Result<(), String>,
 }
 
+/// Half for readers, half for writers.
+const CATCH_UP_SHARE_PERCENT: u16 = 50;
+
 /// All settings, in the order of deploy/ringmain.toml.
 pub const SETTINGS: &[Setting] = &[
     Setting { key: "data", kind: "a path", take: |args, value| put(&mut args.data, path(value)) },
@@ -55,6 +58,11 @@ pub const SETTINGS: &[Setting] = &[
         key: "segment_bytes",
         kind: "a size such as \"256MiB\"",
         take: |args, value| put(&mut args.segment_bytes, size(value)),
+    },
+    Setting {
+        key: "catch_up_share_percent",
+        kind: "a number from 1 to 100",
+        take: |args, value| put(&mut args.catch_up_share_percent, number(value)),
     },
     Setting { key: "arena_dir", kind: "a path", take: take_arena_dir },
     Setting { key: "arena", kind: "\"shared\" or \"anonymous\"", take: take_arena },
@@ -110,6 +118,8 @@ pub struct Config {
     pub memory: Option<u64>,
     /// Segment size of a new data directory.
     pub segment_bytes: u64,
+    /// Share of the disk's time for consumers behind memory while a shard writes.
+    pub catch_up_share_percent: u16,
     /// Where the arena lives.
     pub arena: Arena,
     /// Filter of the log.
@@ -144,6 +154,7 @@ impl Config {
             shards: args.shards,
             memory: args.memory,
             segment_bytes: args.segment_bytes.unwrap_or(SEGMENT_BYTES),
+            catch_up_share_percent: args.catch_up_share_percent.unwrap_or(CATCH_UP_SHARE_PERCENT),
             arena: match (args.arena, args.arena_dir) {
                 (Some(ArenaKind::Anonymous), Some(_)) => {
                     bail!("`arena_dir` makes no sense with `arena = \"anonymous\"`: leave one of them out")
@@ -157,6 +168,9 @@ impl Config {
         config.check_ports()?;
         config.check_memory()?;
         config.check_segment()?;
+        if !(1..=100).contains(&config.catch_up_share_percent) {
+            bail!("`catch_up_share_percent` is {}: use 1 to 100", config.catch_up_share_percent);
+        }
         let (host, port) = advertised(args.advertise.as_deref(), listen)?;
         Ok(Self { advertise_host: host, advertise_port: port, ..config })
     }
@@ -307,6 +321,7 @@ fn overlay(typed: ServeArgs, file: ServeArgs) -> ServeArgs {
         shards: typed.shards.or(file.shards),
         memory: typed.memory.or(file.memory),
         segment_bytes: typed.segment_bytes.or(file.segment_bytes),
+        catch_up_share_percent: typed.catch_up_share_percent.or(file.catch_up_share_percent),
         arena_dir,
         arena,
         log: typed.log.or(file.log),

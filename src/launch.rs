@@ -156,6 +156,7 @@ fn broker_config(config: &Config, shards: u16, cluster_id: u64) -> BrokerConfig 
             Arena::Anonymous => ArenaChoice::Anonymous,
         },
         segment_bytes: config.segment_bytes,
+        catch_up_share_percent: u32::from(config.catch_up_share_percent),
         flush_bytes: FLUSH_BYTES,
         flush_interval: FLUSH_INTERVAL,
         sync_interval: SYNC_INTERVAL,

@@ -73,15 +73,15 @@ mod tests {
     #[test]
     fn reads_side_by_side_count_once() {
         let mut share = ReadShare::new(50);
-        share.read(0 * MS, 10 * MS, true);
-        share.read(0 * MS, 10 * MS, true);
+        share.read(Duration::ZERO, 10 * MS, true);
+        share.read(Duration::ZERO, 10 * MS, true);
         assert_eq!(share.wait(10 * MS), 10 * MS);
     }
 
     #[test]
     fn a_device_that_hangs_stops_readers_for_a_bounded_time() {
         let mut share = ReadShare::new(1);
-        share.read(0 * MS, 10_000 * MS, true);
+        share.read(Duration::ZERO, 10_000 * MS, true);
         assert_eq!(share.wait(10_000 * MS), PAUSE_MAX);
     }
 

@@ -69,6 +69,8 @@ pub struct BrokerConfig {
     pub arena: ArenaChoice,
     /// Segment size of a new data directory.
     pub segment_bytes: u64,
+    /// Share of the disk's time that reads for consumers behind memory may take while a shard writes, 1 to 100 %.
+    pub catch_up_share_percent: u32,
     /// Dirty bytes of a shard that start a flush.
     pub flush_bytes: usize,
     /// Age of a dirty batch that starts a flush.
@@ -414,6 +416,7 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners, connections_max: u
         advertised_direct_ports: direct_ports.collect(),
         survives_process_kill: config.arena != ArenaChoice::Anonymous,
         connections_max,
+        catch_up_share_percent: config.catch_up_share_percent.clamp(1, 100),
         flush_bytes: config.flush_bytes.clamp(64 * 1024, EXTENT_BYTES_MAX),
         flush_interval: config.flush_interval,
         sync_interval: config.sync_interval,

@@ -18,7 +18,9 @@ use ringmain_core::ids::{Offset, PartitionKey, SegmentSequence};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, Lookup, LookupStep, PageRead, RunCursor};
 use ringmain_core::limits::BATCH_BYTES_MAX;
 use ringmain_core::pack::PACK_BYTES_MAX;
+use ringmain_core::read_share::ReadShare;
 
+use crate::clock::sleep;
 use crate::connection::Part;
 use crate::files::{FileError, LogFile};
 use crate::index_repair::{self, PageError};
@@ -82,13 +84,13 @@ struct Place {
 }
 
 /// What a shard remembers for its readers.
-#[derive(Default)]
 pub(crate) struct Readers {
     files: RefCell<VecDeque<(SegmentSequence, LogFile)>>,
     pages: RefCell<VecDeque<(PageRead, Rc<Vec<IndexEntry>>)>>,
     cursors: RefCell<HashMap<(PartitionKey, Offset), Place>>,
     unpacked: packed::Unpacked,
     reading: Cell<usize>,
+    share: RefCell<ReadShare>,
     done: Broadcast,
     /// Reads under way, by the order in which they began.
     reads: RefCell<BTreeSet<u64>>,
@@ -97,6 +99,22 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
+    /// For readers that take no more than `share_percent` of the disk's time while the shard writes.
+    pub(crate) fn new(share_percent: u32) -> Self {
+        Self {
+            files: RefCell::default(),
+            pages: RefCell::default(),
+            cursors: RefCell::default(),
+            unpacked: packed::Unpacked::default(),
+            reading: Cell::default(),
+            share: RefCell::new(ReadShare::new(share_percent)),
+            done: Broadcast::default(),
+            reads: RefCell::default(),
+            next_read: Cell::default(),
+            read_ended: Broadcast::default(),
+        }
+    }
+
     /// The segment's file is about to be removed or recycled.
     pub(crate) fn forget(&self, segment: SegmentSequence) {
         self.files.borrow_mut().retain(|(other, _)| *other != segment);
@@ -323,6 +341,12 @@ impl From<FileError> for PageError {
 /// Reads side by side, in pieces that the device takes at once.
 async fn read_bytes(shard: &Shard, file: &LogFile, place: u64, bytes: usize) -> Result<Vec<u8>, FileError> {
     let _admitted = shard.readers.admit(bytes).await;
+    let pause = shard.readers.share.borrow().wait(shard.clock.exact());
+    if !pause.is_zero() {
+        shard.metrics.fetch_disk_pause_us_total.add(pause.as_micros() as u64);
+        sleep(pause).await;
+    }
+    let began = shard.clock.exact();
     let pieces: Vec<_> = (0..bytes)
         .step_by(PIECE_BYTES_MAX)
         .map(|at| {
@@ -339,6 +363,7 @@ async fn read_bytes(shard: &Shard, file: &LogFile, place: u64, bytes: usize) -> 
             Err(error) => failed = failed.or(Some(error)),
         }
     }
+    shard.readers.share.borrow_mut().read(began, shard.clock.exact(), !shard.log.is_idle());
     shard.metrics.fetch_disk_read_bytes_total.add(copy.len() as u64);
     failed.map_or(Ok(copy), Err)
 }

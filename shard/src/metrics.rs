@@ -152,6 +152,8 @@ shard_metrics! {
     counter stalls_total,
     /// Longest time between two ticks since the start, microseconds.
     gauge stall_max_us,
+    /// Time that reads from disk for fetches paused, so that writes go first, in microseconds.
+    counter fetch_disk_pause_us_total,
     /// Corrupt runs met by fetches.
     counter corrupt_runs_total,
     /// Indexes of segments that were made again because their footer was damaged.

@@ -53,6 +53,8 @@ pub(crate) struct ShardConfig {
     pub(crate) survives_process_kill: bool,
     /// Connections of one shard: the log's own files must not run out of descriptors.
     pub(crate) connections_max: usize,
+    /// Share of the disk's time that reads for consumers behind memory may take while the shard writes.
+    pub(crate) catch_up_share_percent: u32,
     /// A flush of everything starts when so much is dirty.
     pub(crate) flush_bytes: usize,
     /// A flush of everything starts when the oldest dirty batch is so old.

@@ -423,6 +423,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
     let retention = RetentionState::new(life.id, &log, &memory.store, &routing);
     let disk_full = log.is_unreserved();
     life.metrics.disk_full.set(u64::from(disk_full));
+    let readers = crate::catch_up::Readers::new(life.config.catch_up_share_percent);
     Shard {
         id: life.id,
         config: life.config,
@@ -439,7 +440,7 @@ fn make_shard(life: Life, memory: Memory, log: LogWriter, clock: Rc<Clock>) -> S
         admin: life.admin,
         mailbox: life.mail,
         mesh: life.mesh.start(),
-        readers: crate::catch_up::Readers::default(),
+        readers,
         packer: crate::packer::Packer::start(life.id),
         parked: crate::parked::Parked::default(),
         parked_count: Cell::new(0),
