@@ -59,7 +59,7 @@ impl Listener for BoundedListener {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
                     let idle = Duration::from_millis(ADMIN_IDLE_TIMEOUT_MS);
-                    return (Connection { stream, idle, deadline: Box::pin(sleep(idle)), _place: place }, peer);
+                    return (Connection::new(stream, idle, place), peer);
                 }
                 Err(error) => {
                     tracing::warn!("HTTP port can't accept: {error}");
@@ -74,20 +74,31 @@ impl Listener for BoundedListener {
     }
 }
 
-/// A stream that fails when nothing was read or written for a while, and holds its place until it is dropped.
+/// A stream that fails when a request does not come whole, or an answer is not taken, for a while; holds its place until it
+/// is dropped.
 struct Connection {
     stream: TcpStream,
     idle: Duration,
     deadline: Pin<Box<Sleep>>,
+    /// Nothing of the next request has come: its first bytes move the deadline, and no later ones do. Who sends a byte now
+    /// and then must not hold a place for ever.
+    is_between: bool,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// Moves the deadline after progress, checks it without.
-    fn watch<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn new(stream: TcpStream, idle: Duration, place: OwnedSemaphorePermit) -> Self {
+        Self { stream, idle, deadline: Box::pin(sleep(idle)), is_between: true, _place: place }
+    }
+
+    fn move_deadline(&mut self) {
+        let deadline = Instant::now() + self.idle;
+        self.deadline.as_mut().reset(deadline);
+    }
+
+    /// What has not come in time fails.
+    fn in_time<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
-            let deadline = Instant::now() + self.idle;
-            self.deadline.as_mut().reset(deadline);
             return poll;
         }
         self.deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
@@ -98,7 +109,10 @@ impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_read(context, into);
-        this.watch(context, poll)
+        if poll.is_ready() && std::mem::replace(&mut this.is_between, false) {
+            this.move_deadline();
+        }
+        this.in_time(context, poll)
     }
 }
 
@@ -106,7 +120,11 @@ impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.watch(context, poll)
+        if poll.is_ready() {
+            this.is_between = true;
+            this.move_deadline();
+        }
+        this.in_time(context, poll)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -140,5 +158,38 @@ fn advice(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => "choose a port from 1024",
         io::ErrorKind::AddrNotAvailable => "choose an address of this machine",
         _ => "an address is HOST:PORT, such as 127.0.0.1:8080",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_comes_byte_by_byte_ends_in_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let mut client = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("somebody came");
+        let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("it is open");
+        let mut connection = Connection::new(stream, Duration::from_millis(200), place);
+        let dribble = tokio::spawn(async move {
+            // Far more often than the connection may be idle, until it is closed.
+            while client.write_all(b"x").await.is_ok() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let mut into = [0; 16];
+        let error = loop {
+            match connection.read(&mut into).await {
+                Ok(read) => assert!(read > 0, "the client does not close"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(connection);
+        dribble.await.expect("it ends with the connection");
     }
 }

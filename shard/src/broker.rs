@@ -12,7 +12,7 @@ use ringmain_core::topic::TopicInfo;
 
 use crate::admin::AdminService;
 use crate::arena::{ArenaError, ArenaIdentity, check_room, missing_bytes};
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, CatalogError};
 use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::control::{BrokerControl, Placements};
 use crate::data_dir::{DataDir, DataDirOptions};
@@ -191,6 +191,9 @@ impl Broker {
         let slabs = slabs_of(config.memory_bytes, shards)?;
         if let ArenaChoice::Dir(dir) = &config.arena {
             check_room_for_arenas(dir, &data_dir, slabs)?;
+        }
+        if data_dir.has_records() && !data_dir.catalog_path().exists() {
+            return Err(CatalogError::Missing(data_dir.catalog_path()).into());
         }
         let (catalog, topics) = Catalog::open(&data_dir.catalog_path())?;
         let listeners = bind(config, shards)?;

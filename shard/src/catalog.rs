@@ -51,6 +51,9 @@ pub enum CatalogError {
     /// The header is none of a catalog.
     #[error("{} is no catalog, or its first bytes are damaged: restore it from a backup", .0.display())]
     NoCatalog(PathBuf),
+    /// It is not there, though shards have records.
+    #[error("{} is missing, though there are segments of shards: restore it from a backup. Without it nothing tells which topics they belong to, and all of them would be freed", .0.display())]
+    Missing(PathBuf),
     /// Written by another version of Ringmain.
     #[error("{} is of format version {version}, this program reads version {}; use the Ringmain that wrote it", path.display(), HEADER[VERSION_AT])]
     Version {

@@ -197,6 +197,12 @@ impl DataDir {
         })
     }
 
+    /// Whether a shard has segments: its topics are in the catalog then, which is made before them.
+    #[must_use]
+    pub fn has_records(&self) -> bool {
+        (0..self.shards()).any(|shard| has_segments(&self.shard_dir(ShardId(shard))))
+    }
+
     /// The identity of a directory that has none yet.
     fn made(path: &Path, options: &DataDirOptions) -> Result<Identity, DataDirError> {
         let segment_bytes = options.segment_bytes_if_new;
