@@ -34,6 +34,8 @@ pub struct Seen {
     pub at_once: u64,
     /// Starts that had to wait for writes of the dead process.
     pub waited: u64,
+    /// Starts that had to wait for the end of the process itself, which writes under way may hold up.
+    pub waited_for_exit: u64,
     /// Starts that found a torn end of the log.
     pub torn: u64,
 }
@@ -44,6 +46,7 @@ impl Seen {
         self.adopted_batches += other.adopted_batches;
         self.at_once += other.at_once;
         self.waited += other.waited;
+        self.waited_for_exit += other.waited_for_exit;
         self.torn += other.torn;
     }
 }
@@ -120,6 +123,7 @@ impl Trial {
         let log = broker.log();
         self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
         self.seen.waited += u64::from(log.contains("waits for the writes"));
+        self.seen.waited_for_exit += u64::from(log.contains("waits for a process that is dying"));
         self.seen.torn += u64::from(log.contains("Torn"));
         broker
     }
