@@ -149,11 +149,16 @@ impl Store {
             .write(true)
             .open(path.with_extension("lock"))
             .map_err(io_error)?;
-        let begun = Instant::now();
+        let (begun, mut told) = (Instant::now(), false);
         loop {
             match lock.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::info!(path = %path.display(), "waits for a process that is dying, if it is, to give up the master's store");
+                    }
+                    thread::sleep(LOCK_RETRY);
+                }
                 Err(TryLockError::WouldBlock) => return Err(OpenError::InUse { path: path.to_owned() }),
                 Err(TryLockError::Error(source)) => return Err(io_error(source)),
             }
