@@ -21,7 +21,7 @@ use support::mount::Mount;
 use support::random::Random;
 use support::readback::MayMiss;
 use support::throttle::Throttle;
-use support::trial::{Seen, Trial};
+use support::trial::{Kill, Trial};
 use support::{number_from_env, run, wait_for};
 
 const MIB: u64 = 1 << 20;
@@ -30,6 +30,10 @@ const FLAGS: [&str; 6] = ["--shards", "1", "--memory", MEMORY, "--segment-bytes"
 
 fn rounds(default: u64) -> u64 {
     number_from_env("RINGMAIN_KILL_ROUNDS", default)
+}
+
+fn any_kill(random: &mut Random) -> Kill {
+    [Kill::Waited, Kill::Struck, Kill::Replaced][random.within(0..3) as usize]
 }
 
 /// Producers of large records at all levels, half of which compress well.
@@ -86,15 +90,17 @@ fn a_kill_amid_retention_compression_and_recycling_loses_nothing_that_is_kept() 
             broker.ok(&["topic", "alter", topic, "--retention-bytes", "8MiB"]);
         }
         // Enough for some segments before the kill; then what is retained meets load and the kill.
-        let plans = large(&mut trial, 30);
-        assert!(run(produce_all(&broker.broker, plans, &trial.ledger)) > 0);
-        wait_for("a segment to go", || (broker.metric("ringmain_segments_freed_total") > 0).then_some(()));
+        wait_for("a segment to go", || {
+            let plans = large(&mut trial, 30);
+            assert!(run(produce_all(&broker.broker, plans, &trial.ledger)) > 0);
+            (broker.metric("ringmain_segments_freed_total") > 0).then_some(())
+        });
         freed += broker.metric("ringmain_segments_freed_total");
         compressed += broker.metric("ringmain_runs_zstd_total");
         pool += recycled(&trial.home);
         let (plans, acks) = (large(&mut trial, 60), trial.random.within(1..200));
-        let at_once = trial.random.one_in(2);
-        trial.kill_amid(broker, plans, acks, at_once);
+        let kill = any_kill(&mut trial.random);
+        trial.kill_amid(broker, plans, acks, kill);
         broker = trial.start();
         for (topic, _) in &trial.topics {
             broker.ok(&["topic", "alter", topic, "--retention-bytes", "none"]);
@@ -122,7 +128,7 @@ fn hog(mount: &Path, left: u64) -> File {
 fn a_kill_on_a_full_disk_loses_nothing_and_it_ends_with_the_fullness() {
     let mut random = Random::announced("kill on a full disk");
     let mut met_full = 0;
-    for round in 0..rounds(2) {
+    for round in 0..rounds(1) {
         let Some(mount) = Mount::ext4(300 * MIB) else { return };
         let home = Home::within(mount.path(), &FLAGS);
         let (mut trial, mut broker) = Trial::new(home, &mut random);
@@ -131,8 +137,8 @@ fn a_kill_on_a_full_disk_loses_nothing_and_it_ends_with_the_fullness() {
         for life in 0..2 {
             // Killed on the way to a full disk, and again where it is full from the start or nearly so.
             let (plans, acks) = (large(&mut trial, 60), trial.random.within(1..400));
-            let at_once = trial.random.one_in(2);
-            trial.kill_amid(broker, plans, acks, at_once);
+            let kill = any_kill(&mut trial.random);
+            trial.kill_amid(broker, plans, acks, kill);
             broker = trial.start();
             assert_whole(&trial, &broker);
             let plans = large(&mut trial, 60);
@@ -172,18 +178,23 @@ fn a_kill_on_a_full_disk_loses_nothing_and_it_ends_with_the_fullness() {
 fn recovery_waits_for_the_writes_of_a_dying_process_on_a_slow_disk() {
     let mut random = Random::announced("kill on a slow disk");
     let Some(mount) = Mount::ext4(1024 * MIB) else { return };
-    let Some(throttle) = Throttle::on(mount.path(), 16 * MIB) else { return };
-    let mut seen = Seen::default();
+    let Some(throttle) = Throttle::on(mount.path(), 8 * MIB) else { return };
     let (mut trial, mut broker) = Trial::new(Home::within(mount.path(), &FLAGS), &mut random);
-    for round in 0..rounds(3) {
+    let wanted = rounds(2);
+    let mut round = 0;
+    // On a busy machine the next process may come late; the point is the one that does not.
+    while round < wanted || trial.seen.waited == 0 && round < wanted + 10 {
+        round += 1;
+        // Else the next start waits for small files whose writing back stands behind the large writes.
+        rustix::fs::syncfs(File::open(mount.path()).unwrap()).unwrap();
         throttle.take(broker.process_id());
         let (plans, acks) = (large(&mut trial, 30), trial.random.within(20..80));
-        trial.kill_amid(broker, plans, acks, true);
+        trial.kill_amid(broker, plans, acks, Kill::Replaced);
         broker = trial.start();
         assert_whole(&trial, &broker);
         eprintln!("round {round}: {} acks, {:?}", trial.ledger.acks(), trial.seen);
     }
-    seen.add(trial.seen);
+    let seen = trial.seen;
     assert!(seen.waited > 0, "no start had to wait for writes under way: {seen:?}");
     broker.kill();
 }

@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
 use ringmain_core::codec::Compression;
@@ -131,6 +133,10 @@ pub(crate) struct Store {
     _lock: File,
 }
 
+/// How long a process that was killed may take to give up its lock, and between two tries.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
 impl Store {
     /// Opens the file at `path`, or makes it as `new` says.
     pub fn open(path: &Path, new: NewStore) -> Result<(Self, Loaded), OpenError> {
@@ -143,10 +149,19 @@ impl Store {
             .write(true)
             .open(path.with_extension("lock"))
             .map_err(io_error)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OpenError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(source)) => return Err(io_error(source)),
+        let (begun, mut told) = (Instant::now(), false);
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::info!(path = %path.display(), "waits for a process that is dying, if it is, to give up the master's store");
+                    }
+                    thread::sleep(LOCK_RETRY);
+                }
+                Err(TryLockError::WouldBlock) => return Err(OpenError::InUse { path: path.to_owned() }),
+                Err(TryLockError::Error(source)) => return Err(io_error(source)),
+            }
         }
         if !path.try_exists().map_err(io_error)? {
             create(path, parent, new)?;

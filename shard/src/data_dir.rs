@@ -350,7 +350,7 @@ fn lock(dir: &Path) -> Result<File, DataDirError> {
     let mut options = File::options();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o640).open(&path);
     let file = file.map_err(DataDirError::io("open", &path))?;
-    let begun = Instant::now();
+    let (begun, mut told) = (Instant::now(), false);
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
@@ -360,6 +360,10 @@ fn lock(dir: &Path) -> Result<File, DataDirError> {
                 let alive = holder.is_some_and(|pid| pid != std::process::id() && is_alive(pid));
                 if alive || begun.elapsed() > LOCK_WAIT {
                     return Err(DataDirError::InUse { dir: dir.to_owned(), holder });
+                }
+                if !told {
+                    told = true;
+                    tracing::info!(dir = %dir.display(), "waits for a process that is dying to give up the data directory");
                 }
                 thread::sleep(LOCK_RETRY);
             }

@@ -185,6 +185,10 @@ fn damaged_files_of_the_data_directory_are_named_and_left_alone() {
     fs::remove_file(data.join("identity")).unwrap();
     assert_says(&refusal(&mut place.serve(1, "32MiB")), &["identity", "backup"]);
     fs::write(data.join("identity"), &identity).unwrap();
+    let catalog = fs::read(data.join("catalog.log")).unwrap();
+    fs::remove_file(data.join("catalog.log")).unwrap();
+    assert_says(&refusal(&mut place.serve(1, "32MiB")), &["catalog.log", "missing", "backup"]);
+    fs::write(data.join("catalog.log"), &catalog).unwrap();
     let store = data.join("master/ringmain.redb");
     let whole = fs::read(&store).unwrap();
     fs::write(&store, b"no database").unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::broker::{Broker, Dying, Home};
+use super::broker::{Broker, Dying, Home, Launched};
 use super::ledger::{Ledger, Partition};
 use super::load::{Plan, create_topics, produce};
 use super::random::Random;
@@ -16,6 +16,8 @@ use super::{LIMIT, run};
 pub struct Trial {
     /// The broker that was killed last, when nobody has waited for its end. Before the home, which it has its log in.
     dying: Option<Dying>,
+    /// The broker that was started beside it already.
+    starting: Option<Launched>,
     pub home: Home,
     pub ledger: Arc<Ledger>,
     pub topics: Vec<(String, u32)>,
@@ -23,6 +25,17 @@ pub struct Trial {
     /// Epochs that were seen last.
     pub epochs: HashMap<Partition, u32>,
     pub seen: Seen,
+}
+
+/// How a broker is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kill {
+    /// And waited for.
+    Waited,
+    /// The next one starts when its producers have seen it go.
+    Struck,
+    /// The next one starts in the same moment.
+    Replaced,
 }
 
 /// What the starts after the kills have met: it tells whether the rounds were worth their time.
@@ -34,6 +47,8 @@ pub struct Seen {
     pub at_once: u64,
     /// Starts that had to wait for writes of the dead process.
     pub waited: u64,
+    /// Starts that had to wait for the end of the process itself, which writes under way may hold up.
+    pub waited_for_exit: u64,
     /// Starts that found a torn end of the log.
     pub torn: u64,
 }
@@ -44,6 +59,7 @@ impl Seen {
         self.adopted_batches += other.adopted_batches;
         self.at_once += other.at_once;
         self.waited += other.waited;
+        self.waited_for_exit += other.waited_for_exit;
         self.torn += other.torn;
     }
 }
@@ -54,6 +70,7 @@ impl Trial {
         let topics = vec![("wide".to_owned(), 4), ("two".to_owned(), 2), ("one".to_owned(), 1)];
         let trial = Self {
             dying: None,
+            starting: None,
             home,
             ledger: Arc::default(),
             topics,
@@ -68,17 +85,16 @@ impl Trial {
 
     /// Kills the broker at a random moment under load.
     pub fn kill_under_load(&mut self, broker: Broker) {
-        let at_once = self.random.one_in(2);
+        let kill = if self.random.one_in(2) { Kill::Struck } else { Kill::Waited };
         let (plans, acks) = match self.random.one_in(3) {
             true => (Plan::large(&self.topics, &mut self.random), self.random.within(1..150)),
             false => (Plan::all(&self.topics, &mut self.random), self.random.within(1..3000)),
         };
-        self.kill_amid(broker, plans, acks, at_once);
+        self.kill_amid(broker, plans, acks, kill);
     }
 
-    /// Kills the broker at a random moment after so many acks of these producers, or once they have ended. With `at_once` the
-    /// next one starts beside the dying one.
-    pub fn kill_amid(&mut self, broker: Broker, plans: Vec<Plan>, acks: u64, at_once: bool) {
+    /// Kills the broker at a random moment after so many acks of these producers, or once they have ended.
+    pub fn kill_amid(&mut self, broker: Broker, plans: Vec<Plan>, acks: u64, kill: Kill) {
         let address = broker.broker.clone();
         let acks_wanted = self.ledger.acks() + acks;
         let moment = Duration::from_micros(self.random.within(0..20_000));
@@ -98,9 +114,13 @@ impl Trial {
                 }
             }
             tokio::time::sleep(moment).await;
-            match at_once {
-                true => self.dying = Some(broker.strike()),
-                false => broker.kill(),
+            match kill {
+                Kill::Waited => broker.kill(),
+                Kill::Struck => self.dying = Some(broker.strike()),
+                Kill::Replaced => {
+                    self.dying = Some(broker.strike());
+                    self.starting = Some(self.home.launch(&[]));
+                }
             }
             stop.store(true, Ordering::Relaxed);
             while let Some(done) = tasks.join_next().await {
@@ -113,13 +133,17 @@ impl Trial {
     pub fn start(&mut self) -> Broker {
         let dying = self.dying.take();
         self.seen.at_once += u64::from(dying.is_some());
-        let broker = self.home.start();
+        let broker = match self.starting.take() {
+            Some(starting) => starting.ready().unwrap_or_else(|refused| panic!("it did not start: {refused:?}")),
+            None => self.home.start(),
+        };
         if let Some(dying) = dying {
             dying.end();
         }
         let log = broker.log();
         self.seen.adopted_batches += broker.metric("ringmain_adopted_batches");
         self.seen.waited += u64::from(log.contains("waits for the writes"));
+        self.seen.waited_for_exit += u64::from(log.contains("waits for a process that is dying"));
         self.seen.torn += u64::from(log.contains("Torn"));
         broker
     }

@@ -109,6 +109,21 @@ fn incarnations_and_adoptions_are_kept() {
 }
 
 #[test]
+fn how_far_the_log_was_flushed_is_kept_and_leaves_the_header_alone() {
+    let dir = memory_dir();
+    let mut arena = create(dir.path(), 1);
+    assert_eq!(arena.flushed(), Position(0));
+    arena.note_flushed(Position(1 << 40));
+    arena.set_next_incarnation(Incarnation(2));
+    arena.commit_incarnation();
+    arena.note_flushed(Position((1 << 40) + 4096));
+    let header = arena.header();
+    drop(arena);
+    let arena = reopen(dir.path());
+    assert_eq!((arena.header(), arena.flushed()), (header, Position((1 << 40) + 4096)));
+}
+
+#[test]
 fn a_missing_a_locked_and_an_existing_arena_are_told_apart() {
     let dir = memory_dir();
     let id = identity(dir.path());

@@ -358,6 +358,46 @@ fn the_next_life_is_higher_than_any_seen_also_a_stillborn_one() {
 }
 
 #[test]
+fn the_header_of_a_torn_extent_still_proves_what_was_synced() {
+    let (mut writer, [first, _, third]) = three_synced();
+    let torn = writer.blocks(2);
+    // The last one's directory never came, and a run that was synced long before is damaged.
+    writer.files.zero(&torn, 64, 4096);
+    writer.files.zero(&first, 4096, 5000);
+    let recovered = expect(&mut writer.files, Case::TornExtent, 30);
+    assert_eq!(recovered.flushed.0, third.end());
+    assert!(!recovered.cases.iter().any(|seen| seen.case == Case::TornRun), "{:?}", recovered.cases);
+}
+
+#[test]
+fn a_life_that_left_only_a_segment_behind_a_clean_stop_may_have_given_offsets() {
+    let mut writer = Writer::new();
+    writer.blocks(1);
+    let stopped = writer.stop_clean();
+    let mut files = stopped.clone();
+    assert!(!files.recover().unwrap().stillborn);
+    let mut writer = Writer::start(files, 0);
+    let checkpoint = writer.written[0].clone();
+    assert_eq!(checkpoint.segment, SegmentSequence(1));
+    writer.files.zero(&checkpoint, 0, 4096);
+    let recovered = writer.files.recover().unwrap();
+    assert!(recovered.clean && recovered.stillborn);
+}
+
+#[test]
+fn the_epoch_after_a_loss_is_past_every_life_that_may_have_raised_it() {
+    let mut writer = Writer::new();
+    writer.blocks(1);
+    let mut recovered = writer.files.recover().unwrap();
+    assert_eq!(recovered.epoch_past_loss(None), Epoch(recovered.epoch.0 + 1));
+    // A life that the log shows, and one that only the arena knows.
+    recovered.next_incarnation = Incarnation(recovered.last_incarnation.0 + 3);
+    assert_eq!(recovered.epoch_past_loss(None), Epoch(recovered.epoch.0 + 3));
+    let known = Incarnation(recovered.last_incarnation.0 + 5);
+    assert_eq!(recovered.epoch_past_loss(Some(known)), Epoch(recovered.epoch.0 + 6));
+}
+
+#[test]
 fn a_damaged_page_is_made_again_while_the_log_runs() {
     let mut writer = rolled();
     let footer_at = writer.written[1].end() as usize;
