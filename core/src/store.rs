@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
 use crate::block::{BlockClass, BlockId, BlockMemory, BlockTable};
+use crate::checkpoint::CheckpointSection;
+use crate::dedup::{Decision, ProducerBatch, Producers, SequenceError};
 use crate::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
 use crate::limits::{EPOCH_OFFSETS, SHARD_PARTITIONS_MAX};
 use crate::offsets::Ends;
@@ -28,6 +30,8 @@ pub struct Span {
     pub bytes: u32,
     /// How many batches they are.
     pub batches: u32,
+    /// How many of them have an idempotent producer.
+    pub idempotent: u32,
 }
 
 /// Adjacent batches are joined to spans of at most this: finding an offset in a span walks its headers.
@@ -84,7 +88,7 @@ pub struct PartitionStart {
     pub durability_floor: Durability,
 }
 
-/// What an append gave.
+/// What an append gave, or for a duplicate the append of the same batch before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// Offset of the first record of the batch.
@@ -93,6 +97,8 @@ pub struct Appended {
     pub next_offset: Offset,
     /// The shard's epoch, stamped on the batch.
     pub epoch: Epoch,
+    /// Its producer had sent it before: nothing was stored now.
+    pub duplicate: bool,
 }
 
 /// Why a batch is not appended. Nothing has changed then.
@@ -110,6 +116,9 @@ pub enum AppendError {
     /// The unsynced part would grow past what an epoch sets apart.
     #[error("partition {0} has too many unsynced records: wait for the next sync and retry")]
     UnsyncedWindow(PartitionKey),
+    /// The batch is not the one that its producer must send now.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
 }
 
 /// The stores of a shard. Owned by its executor.
@@ -129,6 +138,10 @@ pub struct ShardStore {
     spans: usize,
     spans_max: usize,
     epoch: Epoch,
+    /// Windows of idempotent producers over all that is appended.
+    producers: Producers,
+    /// The same over what is flushed: what a checkpoint may say.
+    pub(crate) flushed_producers: Producers,
 }
 
 impl ShardStore {
@@ -150,6 +163,8 @@ impl ShardStore {
             spans: 0,
             spans_max,
             epoch,
+            producers: Producers::default(),
+            flushed_producers: Producers::default(),
         }
     }
 
@@ -161,6 +176,8 @@ impl ShardStore {
     pub fn emptied(self, slabs: usize) -> Self {
         assert_eq!(self.blocks.bytes_dirty(), 0, "memory is changed only when all of it is flushed");
         let mut fresh = Self::new(slabs, self.epoch);
+        fresh.producers = self.producers.clone();
+        fresh.flushed_producers = self.flushed_producers.clone();
         for (number, index) in &self.store_index {
             let Some(store) = self.stores[*index as usize].as_ref() else { continue };
             for partition in store.partitions.iter().map(|&index| self.partition(index)) {
@@ -298,8 +315,34 @@ impl ShardStore {
         index
     }
 
+    /// Takes the windows of idempotent producers that recovery made, without those of partitions that are not here.
+    pub fn set_producers(&mut self, mut producers: Producers) {
+        producers.retain(|key| self.partition_index.contains_key(&key));
+        self.flushed_producers = producers.clone();
+        self.producers = producers;
+    }
+
+    /// A batch of the process before was taken over.
+    pub(crate) fn adopt_producer(&mut self, key: PartitionKey, batch: &ProducerBatch) {
+        self.producers.stored(key, batch);
+    }
+
+    /// Windows of idempotent producers over all that is appended.
+    #[must_use]
+    pub const fn producers(&self) -> &Producers {
+        &self.producers
+    }
+
+    /// What a checkpoint says of the windows over what is flushed.
+    #[must_use]
+    pub fn producers_section(&self) -> Option<CheckpointSection> {
+        self.flushed_producers.section()
+    }
+
     /// Drops all partitions of a topic; their memory is free once planned flushes and pins have ended.
     pub fn remove_topic(&mut self, memory: &impl BlockMemory, topic: TopicId) {
+        self.producers.remove_topic(topic);
+        self.flushed_producers.remove_topic(topic);
         let numbers: Vec<_> = self.store_index.keys().filter(|(owner, _)| *owner == topic).copied().collect();
         for number in numbers {
             let Some(index) = self.store_index.remove(&number) else { continue };
@@ -323,7 +366,8 @@ impl ShardStore {
     }
 
     /// Appends one checked batch: gives it offsets, copies and stamps it into a block of its store and publishes it.
-    /// `now_ms` is monotonic, `wall_ms` goes into the stamp.
+    /// `now_ms` is monotonic, `wall_ms` goes into the stamp. What an idempotent producer has sent before is not stored again:
+    /// the result is that of the first time.
     pub fn append(
         &mut self,
         memory: &impl BlockMemory,
@@ -334,6 +378,10 @@ impl ShardStore {
     ) -> Result<Appended, AppendError> {
         let index = self.find(header.key).ok_or(AppendError::UnknownPartition(header.key))?;
         let epoch = self.epoch;
+        if let Decision::Duplicate(first) = self.producers.check(header, epoch)? {
+            let (base_offset, next_offset) = (first.base_offset, first.next_offset());
+            return Ok(Appended { base_offset, next_offset, epoch: first.epoch, duplicate: true });
+        }
         let partition = self.partition(index);
         let base_offset = partition.ends.log_end();
         let next_offset = base_offset.plus(u64::from(header.record_count));
@@ -353,9 +401,14 @@ impl ShardStore {
         memory.publish(block, at + size);
         self.blocks.appended(block, size);
 
-        let span = Span { base_offset, next_offset, block, at: at as u32, bytes: size as u32, batches: 1 };
+        let produced = ProducerBatch::of(header, base_offset, epoch);
+        let idempotent = u32::from(produced.is_some());
+        let span = Span { base_offset, next_offset, block, at: at as u32, bytes: size as u32, batches: 1, idempotent };
         self.push_span(index, span, now_ms);
-        Ok(Appended { base_offset, next_offset, epoch })
+        if let Some(batch) = produced {
+            self.producers.stored(header.key, &batch);
+        }
+        Ok(Appended { base_offset, next_offset, epoch, duplicate: false })
     }
 
     fn push_span(&mut self, index: u32, span: Span, now_ms: u64) {
@@ -379,6 +432,7 @@ impl ShardStore {
         {
             last.bytes += span.bytes;
             last.batches += 1;
+            last.idempotent += span.idempotent;
             last.next_offset = span.next_offset;
             joined = true;
         }

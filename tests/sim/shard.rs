@@ -12,6 +12,7 @@ use ringmain_core::adopt::adopt;
 use ringmain_core::block::BlockMemory;
 use ringmain_core::checkpoint::{Checkpoint, CheckpointPartition};
 use ringmain_core::crc::crc32c;
+use ringmain_core::dedup::RunProducers;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry, encode_directory};
 use ringmain_core::flush::{FlushPlan, FlushScope};
 use ringmain_core::ids::{
@@ -20,7 +21,7 @@ use ringmain_core::ids::{
 use ringmain_core::index::{ActiveIndex, LogIndex, SealedIndex, SegmentIndex, encode_footer};
 use ringmain_core::log::{LogTail, NextPlace};
 use ringmain_core::recover::{Case, Recovered, RecoveredPartition, recover};
-use ringmain_core::store::{AppendError, PartitionStart, ShardStore};
+use ringmain_core::store::{AppendError, Appended, PartitionStart, ShardStore};
 
 use crate::arena::{SLABS, SimArena};
 use crate::disk::{Crashed, SimDisk, SyncTicket, WriteId};
@@ -153,6 +154,7 @@ fn filled_store(world: &World, recovered: &Recovered, epoch: Epoch) -> ShardStor
         let never_flushed = RecoveredPartition { last_epoch: created, ..RecoveredPartition::default() };
         add_partition(&mut store, key, recovered.partitions.get(&key).copied().unwrap_or(never_flushed));
     }
+    store.set_producers(recovered.producers.clone());
     store
 }
 
@@ -236,6 +238,7 @@ pub fn start(world: &mut World) -> Result<Started, Crashed> {
             world.ledger.resumed(key, ends.log_end());
         }
     }
+    world.ledger.check_windows(shard.store.producers());
 
     shard.arena.next_incarnation.set(shard.tail.incarnation());
     let checkpoint = shard.checkpoint(false);
@@ -282,8 +285,20 @@ impl Shard {
         let appended = match self.store.append(&*self.arena, &header, &bytes, self.now_ms, 0) {
             Ok(appended) => appended,
             Err(AppendError::Busy { .. }) => return false,
+            Err(AppendError::Sequence(error)) => {
+                let may_be = world.damaged || self.store.epoch() > Epoch(0);
+                assert!(may_be, "{key}: nothing was lost, yet {error}");
+                world.ledger.renumber(&header);
+                return true;
+            }
             Err(error) => panic!("append: {error}"),
         };
+        assert!(!appended.duplicate, "{key}: a new batch counts as stored");
+        world.ledger.produced(&header, id);
+        if header.producer_id != 0 {
+            let again = self.store.append(&*self.arena, &header, &bytes, self.now_ms, 0);
+            assert_eq!(again, Ok(Appended { duplicate: true, ..appended }), "{key}");
+        }
         let seen = Seen { id, base: appended.base_offset, next: appended.next_offset };
         world.ledger.appended(key, seen);
         world.note(format!("append {key} {}..{} {level}", seen.base, seen.next));
@@ -329,11 +344,12 @@ impl Shard {
         let waiting: BTreeSet<PartitionKey> = self.acks.pending_keys().collect();
         let scope = if waiters_only { FlushScope::Only(&waiting) } else { FlushScope::All };
         let plan = self.store.plan_flush(scope, &mut self.after, PLAN_BYTES_MAX, 64, self.now_ms);
-        let Some(plan) = plan else { return Ok(false) };
+        let Some(mut plan) = plan else { return Ok(false) };
+        self.read_producers(&mut plan);
         let marks = plan.marks();
         let taken = self.acks.take(&marks);
         let sizes: Vec<u32> = plan.runs.iter().map(|run| run.bytes).collect();
-        let layout = Layout::of_runs(&sizes);
+        let layout = Layout::of_runs(&sizes, plan.producers.len());
         if !self.tail.has_room(layout.extent_bytes, sizes.len() as u32) {
             self.roll(world)?;
         }
@@ -362,7 +378,7 @@ impl Shard {
             });
         }
         self.store.flush_copied(&*self.arena, &plan);
-        let directory = encode_directory(&entries);
+        let directory = encode_directory(&entries, &plan.producers);
         let placed = self
             .tail
             .place(
@@ -397,6 +413,18 @@ impl Shard {
             entries,
         });
         Ok(true)
+    }
+
+    fn read_producers(&self, plan: &mut FlushPlan) {
+        let mut gathered = RunProducers::default();
+        for (number, run) in (0..).zip(&plan.runs) {
+            for span in run.spans.iter().filter(|span| span.idempotent > 0) {
+                let bytes = self.arena.read(span.block, span.at as usize, span.bytes as usize);
+                gathered.batches(number, bytes);
+            }
+            gathered.end_run();
+        }
+        plan.producers = gathered.into_entries();
     }
 
     /// Some write completes.
@@ -520,7 +548,13 @@ impl Shard {
             CheckpointPartition { key, log_start: ends.log_start(), next_offset: ends.flushed_end(), last_epoch }
         };
         let partitions = self.store.snapshot().into_iter().map(partition).collect();
-        Checkpoint { epoch: self.store.epoch(), clean, created_ms: 0, partitions, sections: Vec::new() }
+        Checkpoint {
+            epoch: self.store.epoch(),
+            clean,
+            created_ms: 0,
+            partitions,
+            sections: self.store.producers_section().into_iter().collect(),
+        }
     }
 
     fn has_room_for(&self, checkpoint: &Checkpoint) -> bool {

@@ -29,10 +29,15 @@ impl Backoff {
 
     /// After a failed attempt: waits until the next one, or says why there is none.
     pub(crate) async fn wait(&mut self, error: ClientError) -> Result<(), ClientError> {
-        self.attempts += 1;
         if !error.retriable() {
             return Err(error);
         }
+        self.pause(error).await
+    }
+
+    /// The same after a failure that the caller has mended.
+    pub(crate) async fn pause(&mut self, error: ClientError) -> Result<(), ClientError> {
+        self.attempts += 1;
         let wait = jittered(self.next).max(error.retry_after().min(RETRY_AFTER_MAX));
         let now = Instant::now();
         if now + wait > self.until {
