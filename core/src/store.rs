@@ -5,6 +5,8 @@
 //!
 //! The spans of a partition are dense up to its log end; what lies before the first span is on disk.
 
+mod adopted;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
@@ -14,6 +16,8 @@ use crate::dedup::{Decision, ProducerBatch, Producers, SequenceError};
 use crate::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
 use crate::limits::{EPOCH_OFFSETS, SHARD_PARTITIONS_MAX};
 use crate::offsets::Ends;
+
+pub(crate) use adopted::AdoptedBlock;
 
 /// Batches of one partition that lie one behind the other in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,18 +319,6 @@ impl ShardStore {
         index
     }
 
-    /// Takes the windows of idempotent producers that recovery made, without those of partitions that are not here.
-    pub fn set_producers(&mut self, mut producers: Producers) {
-        producers.retain(|key| self.partition_index.contains_key(&key));
-        self.flushed_producers = producers.clone();
-        self.producers = producers;
-    }
-
-    /// A batch of the process before was taken over.
-    pub(crate) fn adopt_producer(&mut self, key: PartitionKey, batch: &ProducerBatch) {
-        self.producers.stored(key, batch);
-    }
-
     /// Windows of idempotent producers over all that is appended.
     #[must_use]
     pub const fn producers(&self) -> &Producers {
@@ -579,39 +571,6 @@ impl ShardStore {
         self.spans -= dropped;
     }
 
-    /// Puts batches of the process before back in place; see `adopt`. They join densely and are older than any append.
-    pub(crate) fn adopt_block(&mut self, block: AdoptedBlock<'_>) -> bool {
-        let Some(first) = block.spans.first() else { return true };
-        let Some(index) = self.find(first.0) else { return false };
-        let store = self.partition(index).store;
-        let dirty = block.spans.iter().filter(|(_, _, dirty)| *dirty).map(|(_, span, _)| span.bytes as usize).sum();
-        if !self.blocks.adopt(block.id, block.class, store, block.sequence, block.committed, dirty) {
-            return false;
-        }
-        self.stores[store as usize].as_mut().expect("a partition's store is there").blocks.push_back(block.id);
-        for &(key, span, dirty) in block.spans {
-            let Some(index) = self.find(key) else { return false };
-            if self.partition(index).store != store {
-                return false;
-            }
-            self.spans += 1;
-            let partition = self.partition_mut(index);
-            partition.spans.push_back(span);
-            if dirty {
-                partition.ends.appended(span.next_offset);
-                partition.unplanned += 1;
-                partition.unplanned_bytes += span.bytes as usize;
-                partition.unsynced_bytes += u64::from(span.bytes);
-                partition.unsynced_since_ms.get_or_insert(0);
-                self.unplanned_bytes += span.bytes as usize;
-                if self.dirty.insert(key) {
-                    self.note_dirty(0, key);
-                }
-            }
-        }
-        true
-    }
-
     /// Gives up what lies before `start`, but nothing that is not synced. Says whether that is news.
     pub fn raise_log_start(&mut self, key: PartitionKey, start: Offset) -> bool {
         let Some(index) = self.find(key) else { return false };
@@ -626,15 +585,6 @@ impl ShardStore {
             .map(|(&key, &index)| (key, (self.partition(index).ends, self.partition(index).last_epoch)))
             .collect()
     }
-}
-
-/// A block of the process before with the spans worth keeping: `(partition, span, still to be flushed)`.
-pub(crate) struct AdoptedBlock<'a> {
-    pub(crate) id: BlockId,
-    pub(crate) class: BlockClass,
-    pub(crate) sequence: u64,
-    pub(crate) committed: usize,
-    pub(crate) spans: &'a [(PartitionKey, Span, bool)],
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ringmain_core::checkpoint::{Checkpoint, CheckpointPartition, CheckpointSection};
-use ringmain_core::dedup::ProducerBatch;
+use ringmain_core::dedup::{ProducerBatch, Producers};
 use ringmain_core::extent::{ExtentHeader, ExtentKind, Layout, ProducerEntry, RunEntry, encode_directory};
 use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, LogId, Offset, PartitionKey, Position};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, encode_footer};
@@ -116,12 +116,28 @@ fn checkpoint() -> Vec<u8> {
         next_offset: Offset(5),
         last_epoch: Epoch(1),
     };
+    let mut producers = Producers::default();
+    for number in 0..9 {
+        let batch = ProducerBatch {
+            producer_id: 7 + u64::from(number) % 2,
+            producer_epoch: 1,
+            base_sequence: number,
+            record_count: 1,
+            base_offset: Offset(number.into()),
+            epoch: Epoch(1),
+            crc: number,
+        };
+        producers.stored(PartitionKey::new(1, 0), &batch);
+    }
     let checkpoint = Checkpoint {
         epoch: Epoch(1),
         clean: true,
         created_ms: 5,
         partitions: (0..4).map(partition).collect(),
-        sections: vec![CheckpointSection { kind: 1, bytes: vec![1, 2, 3] }],
+        sections: [CheckpointSection { kind: 1, bytes: vec![1, 2, 3] }]
+            .into_iter()
+            .chain(producers.section())
+            .collect(),
     };
     let directory = checkpoint.encode();
     header(ExtentKind::Checkpoint, &directory, Layout::of_checkpoint(directory.len()).extent_bytes, 0)

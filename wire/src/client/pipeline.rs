@@ -139,8 +139,12 @@ impl<'a> Pipeline<'a> {
                     Err(_) => return Ok(false),
                 },
             };
-            let pending = self.shared.start(connection, unacked.payload.clone()).await?;
-            unacked.pending = Some((pending, permit));
+            match self.shared.start(connection, unacked.payload.clone()).await {
+                Ok(pending) => unacked.pending = Some((pending, permit)),
+                Err(error) if at == 0 => return Err(error),
+                // The oldest one learns what is wrong with the connection; what is wrong with this one comes up in its turn.
+                Err(_) => return Ok(false),
+            }
         }
         Ok(true)
     }
