@@ -114,7 +114,7 @@ pub const SHARD_PARTITIONS_MAX: usize = 200_000;
 pub const PRODUCER_WINDOW_BATCHES: usize = 5;
 /// Idempotent producers that one partition knows; the one that has been idle longest is given up for a new one.
 pub const PARTITION_PRODUCERS_MAX: usize = 4096;
-/// The same over all partitions of a shard: about 6 MiB, twice (appended and flushed), and all of it fits a checkpoint.
+/// The same over all partitions of a shard: 8 MiB at most, twice (appended and flushed), and all of it fits a checkpoint.
 pub const SHARD_PRODUCERS_MAX: usize = 32 * 1024;
 /// Batches of idempotent producers in one extent: what its directory says about them takes at most 128 KiB.
 pub const EXTENT_PRODUCER_BATCHES_MAX: usize = 4096;
