@@ -29,6 +29,8 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 8;
 const WINDOW_HEAD_BYTES: usize = 24;
 const BATCH_BYTES: usize = 24;
+// What the limits reckon with.
+const _: () = assert!(WINDOW_BYTES_MAX == 144);
 
 /// Why bytes are not the windows of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
