@@ -154,6 +154,9 @@ pub struct ProduceArgs {
     /// Compress batches before they are sent: none, lz4 or zstd.
     #[arg(long, value_name = "CODEC", default_value = "none")]
     pub codec: Codec,
+    /// Do not number the batches: after a lost connection records may then be stored twice.
+    #[arg(long)]
+    pub no_idempotent: bool,
     /// Seconds to go on trying while the broker does not answer or can't take more.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub retry_seconds: f64,

@@ -118,6 +118,7 @@ async fn send_file(args: &ProduceArgs, tally: &Arc<Tally>, stopping: watch::Rece
         batch_bytes: args.batch_bytes as usize,
         retry_for,
         codec: args.codec,
+        idempotent: !args.no_idempotent,
         ..ProducerConfig::default()
     };
     let failed = || format!("can't produce to topic {}", args.topic);

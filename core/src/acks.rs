@@ -93,6 +93,31 @@ impl Acks {
         self.waiting_for_sync += usize::from(level == Durability::Synced);
     }
 
+    /// The same for records that were appended before, and have not reached the level yet: of a batch that was sent again.
+    /// They are in a flush that goes on, or in none yet.
+    ///
+    /// # Panics
+    /// When `level` is `memory`.
+    pub fn wait_again(&mut self, key: PartitionKey, next_offset: Offset, level: Durability, token: WaitToken) {
+        assert!(level > Durability::Memory, "memory level is acked at once");
+        let waiter = Waiter { token, level, next_offset };
+        self.waiting += 1;
+        self.waiting_for_sync += usize::from(level == Durability::Synced);
+        let flushed = if level == Durability::Synced {
+            self.unsynced.iter_mut()
+        } else {
+            std::collections::vec_deque::IterMut::default()
+        };
+        match flushed.chain(&mut self.writing).find(|batch| has(&batch.runs, key, next_offset)) {
+            Some(batch) => batch.waiters.push(waiter),
+            None => {
+                let waiters = self.pending.entry(key).or_default();
+                let at = waiters.partition_point(|other| other.next_offset <= next_offset);
+                waiters.insert(at, waiter);
+            }
+        }
+    }
+
     /// Partitions that somebody waits for and no flush has taken, in the order of an extent.
     pub fn pending_keys(&self) -> impl Iterator<Item = PartitionKey> + '_ {
         self.pending.keys().copied()
@@ -156,6 +181,9 @@ impl Acks {
     /// When extents are not placed in log order.
     pub fn placed(&mut self, end: Position, runs: Vec<RunMark>, taken: Taken) {
         assert!(self.writing.back().is_none_or(|last| last.end < end), "extents are placed in log order");
+        let mut taken = taken;
+        // Whoever came again for these records while the extent was put together.
+        taken.0.extend(self.take(&runs).0);
         self.writing.push_back(Batch { end, runs, waiters: taken.0 });
     }
 
@@ -224,6 +252,12 @@ impl Acks {
     }
 }
 
+/// Whether one of the runs has the records of `key` up to `next_offset`. Runs are sorted by partition.
+fn has(runs: &[RunMark], key: PartitionKey, next_offset: Offset) -> bool {
+    let found = runs.binary_search_by_key(&key, |run| run.key);
+    found.is_ok_and(|at| runs[at].next_offset >= next_offset)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,6 +321,30 @@ mod tests {
         plan(&mut acks, 10, vec![run(KEY, 5)]);
         assert_eq!(acks.flushed(Position(10)).acked, vec![WaitToken(1)]);
         assert!(acks.is_pending());
+    }
+
+    #[test]
+    fn who_comes_again_waits_with_the_extent_that_has_the_records() {
+        let mut acks = Acks::default();
+        // Not planned yet; the ones behind it come first.
+        acks.wait(KEY, Offset(9), Durability::Flushed, WaitToken(1));
+        acks.wait_again(KEY, Offset(5), Durability::Flushed, WaitToken(2));
+        let runs = vec![run(KEY, 5)];
+        let taken = acks.take(&runs);
+        // Being put together.
+        acks.wait_again(KEY, Offset(5), Durability::Synced, WaitToken(3));
+        acks.placed(Position(10), runs, taken);
+        // Being written.
+        acks.wait_again(KEY, Offset(3), Durability::Flushed, WaitToken(4));
+        acks.wait_again(KEY, Offset(3), Durability::Synced, WaitToken(5));
+        assert_eq!(acks.flushed(Position(10)).acked, vec![WaitToken(2), WaitToken(4)]);
+        // Flushed.
+        acks.wait_again(KEY, Offset(5), Durability::Synced, WaitToken(6));
+        plan(&mut acks, 20, vec![run(KEY, 9)]);
+        assert_eq!(acks.synced(Position(10)).acked, vec![WaitToken(3), WaitToken(5), WaitToken(6)]);
+        assert_eq!(acks.flushed(Position(20)).acked, vec![WaitToken(1)]);
+        assert_eq!(acks.waiting(), 0);
+        assert!(!acks.sync_wanted());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::batch::{self, BatchError};
 use crate::block::{BlockClass, BlockId, BlockMemory};
+use crate::dedup::ProducerBatch;
 use crate::ids::{Offset, PartitionKey, TopicId};
 use crate::store::{AdoptedBlock, SPAN_BYTES_MAX, ShardStore, Span};
 
@@ -74,6 +75,16 @@ struct Found {
     bytes: u32,
     raw_bytes: u32,
     batches: u32,
+    idempotent: u32,
+}
+
+/// What [`read_blocks`] gives.
+#[derive(Default)]
+struct Read {
+    /// The batches of each living partition.
+    found: BTreeMap<PartitionKey, Vec<Found>>,
+    /// Those that only memory has and that have an idempotent producer.
+    produced: Vec<(PartitionKey, ProducerBatch)>,
 }
 
 /// Takes over what the blocks hold past the ends in `store`, which was just filled with the recovered partitions.
@@ -84,7 +95,7 @@ pub fn adopt(
     mut live: Vec<LiveBlock>,
 ) -> Result<Adopted, AdoptError> {
     live.sort_unstable_by_key(|block| block.sequence);
-    let found = read_blocks(store, memory, &live)?;
+    let Read { found, produced } = read_blocks(store, memory, &live)?;
     let mut adopted = Adopted::default();
     // For each block the spans worth keeping, in the order of their place in it.
     let mut keep: HashMap<usize, Vec<(PartitionKey, Span, bool)>> = HashMap::new();
@@ -107,6 +118,7 @@ pub fn adopt(
                 bytes: batch.bytes,
                 raw_bytes: batch.raw_bytes,
                 batches: batch.batches,
+                idempotent: batch.idempotent,
             };
             keep.entry(batch.block).or_default().push((key, span, dirty));
         }
@@ -128,16 +140,13 @@ pub fn adopt(
             return Err(AdoptError::Block(block.block));
         }
     }
+    produced.iter().for_each(|(key, batch)| store.adopt_producer(*key, batch));
     Ok(adopted)
 }
 
 /// Walks all blocks, oldest first, and lists the batches of each living partition.
-fn read_blocks(
-    store: &ShardStore,
-    memory: &impl BlockMemory,
-    live: &[LiveBlock],
-) -> Result<BTreeMap<PartitionKey, Vec<Found>>, AdoptError> {
-    let mut found: BTreeMap<PartitionKey, Vec<Found>> = BTreeMap::new();
+fn read_blocks(store: &ShardStore, memory: &impl BlockMemory, live: &[LiveBlock]) -> Result<Read, AdoptError> {
+    let mut read = Read::default();
     for (index, block) in live.iter().enumerate() {
         let damaged = |error| AdoptError::Damaged { block: block.block, error };
         let mut at = 0;
@@ -149,7 +158,14 @@ fn read_blocks(
             // Of every batch, since a damaged key or offset would make an acked one look like one that is not needed.
             batch::check_crc(&header, bytes).map_err(damaged)?;
             let Some((ends, _)) = store.ends(header.key) else { continue };
-            let batches = found.entry(header.key).or_default();
+            let batches = read.found.entry(header.key).or_default();
+            let produced = ProducerBatch::of(&header, header.base_offset, header.leader_epoch);
+            let idempotent = u32::from(produced.is_some());
+            if let Some(produced) = produced
+                && header.next_offset() > ends.log_end()
+            {
+                read.produced.push((header.key, produced));
+            }
             if let Some(last) = batches.last_mut()
                 && last.block == index
                 && last.at + last.bytes == here
@@ -161,6 +177,7 @@ fn read_blocks(
                 last.bytes += header.batch_bytes;
                 last.raw_bytes = last.raw_bytes.saturating_add(raw_bytes);
                 last.batches += 1;
+                last.idempotent += idempotent;
                 last.next_offset = header.next_offset();
                 continue;
             }
@@ -172,10 +189,11 @@ fn read_blocks(
                 bytes: header.batch_bytes,
                 raw_bytes,
                 batches: 1,
+                idempotent,
             });
         }
     }
-    Ok(found)
+    Ok(read)
 }
 
 fn check_dense(key: PartitionKey, mut expected: Offset, batches: &[Found]) -> Result<(), AdoptError> {

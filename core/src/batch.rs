@@ -26,7 +26,7 @@
 //! writes only bytes before the CRC, so a batch is never changed under its checksum, and a hostile table can't make a
 //! stamp land elsewhere.
 
-use crate::crc::crc32c;
+use crate::crc::{Crc32c, crc32c};
 use crate::ids::{Epoch, Offset, PartitionKey, TopicId};
 use crate::limits::{BATCH_ALIGN_BYTES, BATCH_BYTES_MAX, BATCH_RECORDS_MAX};
 
@@ -217,6 +217,18 @@ impl BatchHeader {
 pub fn seal_crc(batch: &mut [u8]) {
     let crc = crc32c(&batch[CRC_FROM..]);
     batch[32..36].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The same for a batch in two pieces: `head` is its header, `rest` all behind.
+///
+/// # Panics
+/// When `head` is not just a header.
+pub fn seal_crc_of(head: &mut [u8], rest: &[u8]) {
+    assert_eq!(head.len(), BATCH_HEADER_BYTES, "the head is the header");
+    let mut crc = Crc32c::default();
+    crc.update(&head[CRC_FROM..]);
+    crc.update(rest);
+    head[32..36].copy_from_slice(&crc.finish().to_le_bytes());
 }
 
 /// Checks the producer's CRC of the batch that `header` was parsed from.

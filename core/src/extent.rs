@@ -3,7 +3,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | magic |
-//! | 4 | 1 | version = 1 |
+//! | 4 | 1 | version = 2 |
 //! | 5 | 1 | kind: 0 data, 1 checkpoint, 2 moved |
 //! | 6 | 2 | flags, zero |
 //! | 8 | 8 | log id |
@@ -18,14 +18,15 @@
 //! | 56 | 4 | epoch of the shard |
 //! | 60 | 4 | header CRC: CRC32C of bytes 0..60 |
 //!
-//! The directory is a rkyv archive (little-endian, unaligned): of [`RunEntry`]s, or in a checkpoint of the
-//! [`crate::checkpoint::Checkpoint`]. Runs start at multiples of 8, in the order of the directory. A run is a row of batches,
+//! The directory is a rkyv archive (little-endian, unaligned): of [`RunEntry`]s and [`ProducerEntry`]s, or in a checkpoint
+//! of the [`crate::checkpoint::Checkpoint`]. Runs start at multiples of 8, in the order of the directory. A run is a row of batches,
 //! or, when its entry has a codec, of [packs](crate::pack).
 
 mod directory;
 #[cfg(test)]
 mod tests;
 
+use crate::dedup::ProducerBatch;
 use crate::disk_header::{DISK_HEADER_BYTES, DiskHeaderError, HeaderReader, HeaderWriter, header_crc};
 use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Offset, PartitionKey, Position};
 use crate::limits::{CHECKPOINT_BYTES_MAX, DISK_BLOCK_BYTES, EXTENT_BYTES_MAX};
@@ -36,7 +37,7 @@ pub use directory::{RUN_ALIGN_BYTES, RUNS_MAX, decode_directory, encode_director
 pub const EXTENT_HEADER_BYTES: usize = DISK_HEADER_BYTES;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RMex");
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What an extent carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,35 @@ pub struct RunEntry {
     pub max_append_time_ms: i64,
 }
 
+/// A batch of an idempotent producer in a run of the extent: the newest ones of each, so that windows can be made again without
+/// reading runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProducerEntry {
+    /// Number of the run in the directory.
+    pub run: u32,
+    /// The batch.
+    pub batch: ProducerBatch,
+}
+
+/// What a directory lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Directory {
+    /// The runs, sorted by partition and offset.
+    pub runs: Vec<RunEntry>,
+    /// Batches of idempotent producers, sorted by run and offset.
+    pub producers: Vec<ProducerEntry>,
+}
+
+impl Directory {
+    /// The batches of producers with their partitions, in their order.
+    pub fn produced(&self) -> impl Iterator<Item = (PartitionKey, &ProducerBatch)> {
+        self.producers.iter().filter_map(|entry| {
+            let run = usize::try_from(entry.run).ok().and_then(|run| self.runs.get(run))?;
+            Some((run.key, &entry.batch))
+        })
+    }
+}
+
 /// Why bytes are not an extent header, or not the directory that a header promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtentError {
@@ -95,6 +125,14 @@ pub enum ExtentError {
     /// A directory entry says what can't be.
     #[error("run {index} of the directory: {what}")]
     Run {
+        /// Which entry, from 0.
+        index: usize,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// An entry of a producer's batch says what can't be.
+    #[error("producer entry {index} of the directory: {what}")]
+    Producer {
         /// Which entry, from 0.
         index: usize,
         /// What is wrong with it.
@@ -220,14 +258,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out runs of these stored sizes.
+    /// Lays out runs of these stored sizes, with so many batches of producers in the directory.
     ///
     /// # Panics
     /// When the runs are none, more than [`RUNS_MAX`], or fit no extent: the flush plan keeps below.
     #[must_use]
-    pub fn of_runs(stored_bytes: &[u32]) -> Self {
+    pub fn of_runs(stored_bytes: &[u32], producers: usize) -> Self {
         assert!(!stored_bytes.is_empty() && stored_bytes.len() <= RUNS_MAX, "{} runs in an extent", stored_bytes.len());
-        let directory_bytes = directory::directory_bytes(stored_bytes.len());
+        let directory_bytes = directory::directory_bytes(stored_bytes.len(), producers);
         let mut at = (EXTENT_HEADER_BYTES + directory_bytes).next_multiple_of(RUN_ALIGN_BYTES);
         let mut run_places = Vec::with_capacity(stored_bytes.len());
         for &bytes in stored_bytes {

@@ -8,7 +8,10 @@ use std::ops::Bound;
 
 use crate::acks::RunMark;
 use crate::block::BlockMemory;
+use crate::dedup::ProducerBatch;
+use crate::extent::ProducerEntry;
 use crate::ids::{Epoch, Offset, PartitionKey};
+use crate::limits::EXTENT_PRODUCER_BATCHES_MAX;
 use crate::store::{ShardStore, Span};
 
 /// One partition's batches in the extent to be written.
@@ -26,6 +29,8 @@ pub struct PlannedRun {
     pub bytes: u32,
     /// Batches in it.
     pub batches: u32,
+    /// How many of them have an idempotent producer.
+    pub idempotent: u32,
     /// Batches of the partition that are not in the plan were appended at this time (monotonic ms) or later.
     pub rest_since_ms: u64,
     /// Where they lie; all pinned until [`ShardStore::flush_copied`].
@@ -39,6 +44,10 @@ pub struct FlushPlan {
     pub runs: Vec<PlannedRun>,
     /// Bytes of all runs.
     pub bytes: usize,
+    /// Batches of idempotent producers in all runs.
+    pub idempotent: usize,
+    /// What the directory says about them; the one who reads the runs puts it here before the extent is placed.
+    pub producers: Vec<ProducerEntry>,
 }
 
 impl FlushPlan {
@@ -52,6 +61,14 @@ impl FlushPlan {
             rest_since_ms: run.rest_since_ms,
         };
         self.runs.iter().map(mark).collect()
+    }
+
+    /// What is said about idempotent producers, with the partitions.
+    fn produced(&self) -> impl Iterator<Item = (PartitionKey, &ProducerBatch)> {
+        self.producers.iter().filter_map(|entry| {
+            let run = usize::try_from(entry.run).ok().and_then(|run| self.runs.get(run))?;
+            Some((run.key, &entry.batch))
+        })
     }
 }
 
@@ -129,7 +146,9 @@ impl ShardStore {
         let first = partition.spans.len() - partition.unplanned;
         let mut run: Option<PlannedRun> = None;
         for &span in partition.spans.iter().skip(first) {
-            if plan.bytes > 0 && plan.bytes + span.bytes as usize > bytes_max {
+            let idempotent = plan.idempotent + span.idempotent as usize;
+            let full = plan.bytes + span.bytes as usize > bytes_max || idempotent > EXTENT_PRODUCER_BATCHES_MAX;
+            if plan.bytes > 0 && full {
                 break;
             }
             let epoch = partition.last_epoch;
@@ -140,14 +159,17 @@ impl ShardStore {
                 epoch,
                 bytes: 0,
                 batches: 0,
+                idempotent: 0,
                 rest_since_ms: partition.unplanned_since_ms,
                 spans: Vec::new(),
             });
             run.next_offset = span.next_offset;
             run.bytes += span.bytes;
             run.batches += span.batches;
+            run.idempotent += span.idempotent;
             run.spans.push(span);
             plan.bytes += span.bytes as usize;
+            plan.idempotent = idempotent;
         }
         let Some(mut run) = run else { return false };
         partition.unplanned -= run.spans.len();
@@ -177,6 +199,11 @@ impl ShardStore {
             }
             if let Some(index) = self.find(run.key) {
                 self.partition_mut(index).ends.flushed(run.next_offset);
+            }
+        }
+        for (key, batch) in plan.produced() {
+            if self.find(key).is_some() {
+                self.flushed_producers.stored(key, batch);
             }
         }
     }

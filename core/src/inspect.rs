@@ -12,7 +12,7 @@ mod walk;
 
 use crate::checkpoint::Checkpoint;
 use crate::disk_header::DiskHeaderError;
-use crate::extent::{ExtentError, ExtentHeader, RunEntry};
+use crate::extent::{ExtentError, ExtentHeader, ProducerEntry, RunEntry};
 use crate::ids::{ExtentSequence, Incarnation, LogId, SegmentSequence};
 use crate::index::{FooterError, IndexEntry, Trailer};
 use crate::segment::SegmentHeader;
@@ -96,6 +96,8 @@ pub struct FoundExtent {
     pub header: ExtentHeader,
     /// What its directory says.
     pub body: FoundBody,
+    /// Batches of idempotent producers that its directory names.
+    pub producers: Vec<ProducerEntry>,
 }
 
 /// What an extent carries.

@@ -12,6 +12,7 @@ pub mod codec;
 pub mod compression;
 pub mod compressor;
 pub mod crc;
+pub mod dedup;
 mod disk_header;
 pub mod extent;
 pub mod fetch;

@@ -113,6 +113,15 @@ pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 3600 * 1000;
 pub const RETENTION_BYTES_MIN: u64 = 1024 * 1024;
 /// Partitions of one shard: a checkpoint lists them all.
 pub const SHARD_PARTITIONS_MAX: usize = 200_000;
+/// Batches of an idempotent producer that a partition recognises when they come again: as many as a producer may have under
+/// way to one partition.
+pub const PRODUCER_WINDOW_BATCHES: usize = 5;
+/// Idempotent producers that one partition knows; the one that has been idle longest is given up for a new one.
+pub const PARTITION_PRODUCERS_MAX: usize = 4096;
+/// The same over all partitions of a shard: 8 MiB at most, twice (appended and flushed), and all of it fits a checkpoint.
+pub const SHARD_PRODUCERS_MAX: usize = 32 * 1024;
+/// Batches of idempotent producers in one extent: what its directory says about them takes at most 128 KiB.
+pub const EXTENT_PRODUCER_BATCHES_MAX: usize = 4096;
 /// Shards of one broker.
 pub const SHARDS_MAX: usize = 256;
 
@@ -142,7 +151,7 @@ pub const SEGMENT_BYTES_MIN: u64 = 32 * 1024 * 1024;
 pub const SEGMENT_BYTES_MAX: u64 = 2 * 1024 * 1024 * 1024;
 /// Largest data extent, padding included: four writes of 1 MiB fill the device's queue.
 pub const EXTENT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Largest checkpoint extent: all partitions of a shard at 64 bytes each.
+/// Largest checkpoint extent: all partitions of a shard at 32 bytes each, all producers, and as much again.
 pub const CHECKPOINT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Size of one write to the device.
 pub const WRITE_BYTES: usize = 1024 * 1024;
@@ -189,5 +198,6 @@ const _: () = {
     assert!(EXTENT_BYTES_MAX.is_multiple_of(DISK_BLOCK_BYTES));
     assert!(WRITE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));
     assert!(BLOCK_BYTES[2] == SLAB_BYTES && SLAB_BYTES.is_multiple_of(BLOCK_BYTES[0]));
-    assert!(SHARD_PARTITIONS_MAX * 64 <= CHECKPOINT_BYTES_MAX);
+    assert!(SHARD_PARTITIONS_MAX * 32 + SHARD_PRODUCERS_MAX * 144 <= CHECKPOINT_BYTES_MAX / 4 * 3);
+    assert!(PARTITION_PRODUCERS_MAX <= SHARD_PRODUCERS_MAX);
 };

@@ -28,6 +28,7 @@ mod walk;
 
 use std::collections::BTreeMap;
 
+use crate::dedup::Producers;
 use crate::disk_header::DiskHeaderError;
 use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Offset, PartitionKey, Position, SegmentSequence};
 use crate::index::LogIndex;
@@ -185,6 +186,8 @@ pub struct Recovered {
     pub synced: Position,
     /// Every partition that the log knows.
     pub partitions: BTreeMap<PartitionKey, RecoveredPartition>,
+    /// Windows of idempotent producers over what is in the log.
+    pub producers: Producers,
     /// The runs of all segments. The segment to be continued is in it, in full.
     pub index: LogIndex,
     /// Ranges that were synced and are lost, oldest first.

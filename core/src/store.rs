@@ -5,13 +5,19 @@
 //!
 //! The spans of a partition are dense up to its log end; what lies before the first span is on disk.
 
+mod adopted;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
 use crate::block::{BlockClass, BlockId, BlockMemory, BlockTable};
+use crate::checkpoint::CheckpointSection;
+use crate::dedup::{Decision, ProducerBatch, Producers, SequenceError};
 use crate::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
 use crate::limits::{EPOCH_OFFSETS, SHARD_PARTITIONS_MAX};
 use crate::offsets::Ends;
+
+pub(crate) use adopted::AdoptedBlock;
 
 /// Batches of one partition that lie one behind the other in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +37,8 @@ pub struct Span {
     pub raw_bytes: u32,
     /// How many batches they are.
     pub batches: u32,
+    /// How many of them have an idempotent producer.
+    pub idempotent: u32,
 }
 
 /// Adjacent batches are joined to spans of at most this: finding an offset in a span walks its headers.
@@ -87,7 +95,7 @@ pub struct PartitionStart {
     pub durability_floor: Durability,
 }
 
-/// What an append gave.
+/// What an append gave, or for a duplicate the append of the same batch before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// Offset of the first record of the batch.
@@ -96,6 +104,8 @@ pub struct Appended {
     pub next_offset: Offset,
     /// The shard's epoch, stamped on the batch.
     pub epoch: Epoch,
+    /// Its producer had sent it before: nothing was stored now.
+    pub duplicate: bool,
 }
 
 /// Why a batch is not appended. Nothing has changed then.
@@ -113,6 +123,9 @@ pub enum AppendError {
     /// The unsynced part would grow past what an epoch sets apart.
     #[error("partition {0} has too many unsynced records: wait for the next sync and retry")]
     UnsyncedWindow(PartitionKey),
+    /// The batch is not the one that its producer must send now.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
 }
 
 /// The stores of a shard. Owned by its executor.
@@ -132,6 +145,10 @@ pub struct ShardStore {
     spans: usize,
     spans_max: usize,
     epoch: Epoch,
+    /// Windows of idempotent producers over all that is appended.
+    producers: Producers,
+    /// The same over what is flushed: what a checkpoint may say.
+    pub(crate) flushed_producers: Producers,
 }
 
 impl ShardStore {
@@ -153,6 +170,8 @@ impl ShardStore {
             spans: 0,
             spans_max,
             epoch,
+            producers: Producers::default(),
+            flushed_producers: Producers::default(),
         }
     }
 
@@ -164,6 +183,8 @@ impl ShardStore {
     pub fn emptied(self, slabs: usize) -> Self {
         assert_eq!(self.blocks.bytes_dirty(), 0, "memory is changed only when all of it is flushed");
         let mut fresh = Self::new(slabs, self.epoch);
+        fresh.producers = self.producers.clone();
+        fresh.flushed_producers = self.flushed_producers.clone();
         for (number, index) in &self.store_index {
             let Some(store) = self.stores[*index as usize].as_ref() else { continue };
             for partition in store.partitions.iter().map(|&index| self.partition(index)) {
@@ -301,8 +322,22 @@ impl ShardStore {
         index
     }
 
+    /// Windows of idempotent producers over all that is appended.
+    #[must_use]
+    pub const fn producers(&self) -> &Producers {
+        &self.producers
+    }
+
+    /// What a checkpoint says of the windows over what is flushed.
+    #[must_use]
+    pub fn producers_section(&self) -> Option<CheckpointSection> {
+        self.flushed_producers.section()
+    }
+
     /// Drops all partitions of a topic; their memory is free once planned flushes and pins have ended.
     pub fn remove_topic(&mut self, memory: &impl BlockMemory, topic: TopicId) {
+        self.producers.remove_topic(topic);
+        self.flushed_producers.remove_topic(topic);
         let numbers: Vec<_> = self.store_index.keys().filter(|(owner, _)| *owner == topic).copied().collect();
         for number in numbers {
             let Some(index) = self.store_index.remove(&number) else { continue };
@@ -326,7 +361,8 @@ impl ShardStore {
     }
 
     /// Appends one checked batch: gives it offsets, copies and stamps it into a block of its store and publishes it.
-    /// `now_ms` is monotonic, `wall_ms` goes into the stamp.
+    /// `now_ms` is monotonic, `wall_ms` goes into the stamp. What an idempotent producer has sent before is not stored again:
+    /// the result is that of the first time.
     pub fn append(
         &mut self,
         memory: &impl BlockMemory,
@@ -337,6 +373,10 @@ impl ShardStore {
     ) -> Result<Appended, AppendError> {
         let index = self.find(header.key).ok_or(AppendError::UnknownPartition(header.key))?;
         let epoch = self.epoch;
+        if let Decision::Duplicate(first) = self.producers.check(header, epoch)? {
+            let (base_offset, next_offset) = (first.base_offset, first.next_offset());
+            return Ok(Appended { base_offset, next_offset, epoch: first.epoch, duplicate: true });
+        }
         let partition = self.partition(index);
         let base_offset = partition.ends.log_end();
         let next_offset = base_offset.plus(u64::from(header.record_count));
@@ -356,11 +396,24 @@ impl ShardStore {
         memory.publish(block, at + size);
         self.blocks.appended(block, size);
 
+        let produced = ProducerBatch::of(header, base_offset, epoch);
         // Bounded by BATCH_BYTES_MAX: checked when the batch came in.
         let raw_bytes = u32::try_from(header.raw_bytes()).unwrap_or(u32::MAX);
-        let span = Span { base_offset, next_offset, block, at: at as u32, bytes: size as u32, raw_bytes, batches: 1 };
+        let span = Span {
+            base_offset,
+            next_offset,
+            block,
+            at: at as u32,
+            bytes: size as u32,
+            raw_bytes,
+            batches: 1,
+            idempotent: u32::from(produced.is_some()),
+        };
         self.push_span(index, span, now_ms);
-        Ok(Appended { base_offset, next_offset, epoch })
+        if let Some(batch) = produced {
+            self.producers.stored(header.key, &batch);
+        }
+        Ok(Appended { base_offset, next_offset, epoch, duplicate: false })
     }
 
     fn push_span(&mut self, index: u32, span: Span, now_ms: u64) {
@@ -385,6 +438,7 @@ impl ShardStore {
             last.bytes += span.bytes;
             last.raw_bytes = last.raw_bytes.saturating_add(span.raw_bytes);
             last.batches += 1;
+            last.idempotent += span.idempotent;
             last.next_offset = span.next_offset;
             joined = true;
         }
@@ -531,39 +585,6 @@ impl ShardStore {
         self.spans -= dropped;
     }
 
-    /// Puts batches of the process before back in place; see `adopt`. They join densely and are older than any append.
-    pub(crate) fn adopt_block(&mut self, block: AdoptedBlock<'_>) -> bool {
-        let Some(first) = block.spans.first() else { return true };
-        let Some(index) = self.find(first.0) else { return false };
-        let store = self.partition(index).store;
-        let dirty = block.spans.iter().filter(|(_, _, dirty)| *dirty).map(|(_, span, _)| span.bytes as usize).sum();
-        if !self.blocks.adopt(block.id, block.class, store, block.sequence, block.committed, dirty) {
-            return false;
-        }
-        self.stores[store as usize].as_mut().expect("a partition's store is there").blocks.push_back(block.id);
-        for &(key, span, dirty) in block.spans {
-            let Some(index) = self.find(key) else { return false };
-            if self.partition(index).store != store {
-                return false;
-            }
-            self.spans += 1;
-            let partition = self.partition_mut(index);
-            partition.spans.push_back(span);
-            if dirty {
-                partition.ends.appended(span.next_offset);
-                partition.unplanned += 1;
-                partition.unplanned_bytes += span.bytes as usize;
-                partition.unsynced_bytes += u64::from(span.bytes);
-                partition.unsynced_since_ms.get_or_insert(0);
-                self.unplanned_bytes += span.bytes as usize;
-                if self.dirty.insert(key) {
-                    self.note_dirty(0, key);
-                }
-            }
-        }
-        true
-    }
-
     /// Gives up what lies before `start`, but nothing that is not synced. Says whether that is news.
     pub fn raise_log_start(&mut self, key: PartitionKey, start: Offset) -> bool {
         let Some(index) = self.find(key) else { return false };
@@ -578,15 +599,6 @@ impl ShardStore {
             .map(|(&key, &index)| (key, (self.partition(index).ends, self.partition(index).last_epoch)))
             .collect()
     }
-}
-
-/// A block of the process before with the spans worth keeping: `(partition, span, still to be flushed)`.
-pub(crate) struct AdoptedBlock<'a> {
-    pub(crate) id: BlockId,
-    pub(crate) class: BlockClass,
-    pub(crate) sequence: u64,
-    pub(crate) committed: usize,
-    pub(crate) spans: &'a [(PartitionKey, Span, bool)],
 }
 
 #[cfg(test)]

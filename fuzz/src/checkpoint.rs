@@ -1,6 +1,7 @@
 //! A checkpoint: an extent header and the archive behind it.
 
 use ringmain_core::checkpoint::Checkpoint;
+use ringmain_core::dedup::{PRODUCERS_SECTION, Producers};
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentHeader};
 
 use super::extent::mend_directory;
@@ -22,6 +23,12 @@ pub fn run(data: &[u8]) {
     assert!(checkpoint.partitions.is_sorted_by(|one, next| one.key < next.key));
     let held: usize = checkpoint.sections.iter().map(|section| section.bytes.len()).sum();
     assert!(held <= directory.len(), "sections take more memory than the directory has bytes");
+    for section in checkpoint.sections.iter().filter(|section| section.kind == PRODUCERS_SECTION) {
+        if let Ok(producers) = Producers::of_section(&section.bytes) {
+            let again = producers.section().map(|again| Producers::of_section(&again.bytes));
+            assert_eq!(again.unwrap_or_else(|| Ok(Producers::default())), Ok(producers));
+        }
+    }
     let again = checkpoint.encode();
     let mut image = header.encode().to_vec();
     image.extend(&again);

@@ -18,19 +18,23 @@ pub fn run(data: &[u8]) {
     let Ok(header) = ExtentHeader::decode(&bytes) else { return };
     assert_eq!(ExtentHeader::decode(&header.encode()), Ok(header));
     let Some(directory) = bytes[EXTENT_HEADER_BYTES..].get(..header.directory_bytes as usize) else { return };
-    let Ok(runs) = decode_directory(directory, &header) else { return };
-    assert_eq!(runs.len(), header.run_count as usize);
+    let Ok(listed) = decode_directory(directory, &header) else { return };
+    assert_eq!(listed.runs.len(), header.run_count as usize);
     let mut from = EXTENT_HEADER_BYTES + directory.len();
-    for run in &runs {
+    for run in &listed.runs {
         assert!(run.place as usize >= from && run.base_offset < run.next_offset);
         from = run.place as usize + run.stored_bytes as usize;
     }
     assert!(from <= header.extent_bytes as usize);
-    let again = encode_directory(&runs);
+    for entry in &listed.producers {
+        let run = &listed.runs[entry.run as usize];
+        assert!(run.base_offset <= entry.batch.base_offset && entry.batch.next_offset() <= run.next_offset);
+    }
+    let again = encode_directory(&listed.runs, &listed.producers);
     let header = ExtentHeader { directory_bytes: again.len() as u32, directory_crc: crc32c(&again), ..header };
     // An archive may stand in another order of bytes than ours and be longer; what it says is the same.
     if let Ok(decoded) = decode_directory(&again, &header) {
-        assert_eq!(decoded, runs);
+        assert_eq!(decoded, listed);
     }
 }
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use ringmain_core::checkpoint::{Checkpoint, CheckpointPartition, CheckpointSection};
-use ringmain_core::extent::{ExtentHeader, ExtentKind, Layout, RunEntry, encode_directory};
+use ringmain_core::dedup::{ProducerBatch, Producers};
+use ringmain_core::extent::{ExtentHeader, ExtentKind, Layout, ProducerEntry, RunEntry, encode_directory};
 use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, LogId, Offset, PartitionKey, Position};
 use ringmain_core::index::{FOOTER_PAGE_BYTES, IndexEntry, encode_footer};
 use ringmain_core::log::SegmentEnd;
@@ -83,7 +84,7 @@ fn header(kind: ExtentKind, directory: &[u8], extent_bytes: u32, run_count: u32)
 
 fn extent() -> Vec<u8> {
     let sizes = [104, 208, 96];
-    let layout = Layout::of_runs(&sizes);
+    let layout = Layout::of_runs(&sizes, 1);
     let run = |(number, (bytes, place)): (usize, (&u32, &u32))| RunEntry {
         key: PartitionKey::new(1, number as u32 / 2),
         base_offset: Offset(10 * number as u64),
@@ -95,7 +96,17 @@ fn extent() -> Vec<u8> {
         ..RunEntry::default()
     };
     let runs: Vec<RunEntry> = sizes.iter().zip(&layout.run_places).enumerate().map(run).collect();
-    header(ExtentKind::Data, &encode_directory(&runs), layout.extent_bytes, runs.len() as u32)
+    let batch = ProducerBatch {
+        producer_id: 7,
+        producer_epoch: 1,
+        base_sequence: 9,
+        record_count: 2,
+        base_offset: Offset(11),
+        epoch: Epoch(0),
+        crc: 5,
+    };
+    let directory = encode_directory(&runs, &[ProducerEntry { run: 1, batch }]);
+    header(ExtentKind::Data, &directory, layout.extent_bytes, runs.len() as u32)
 }
 
 fn checkpoint() -> Vec<u8> {
@@ -105,12 +116,28 @@ fn checkpoint() -> Vec<u8> {
         next_offset: Offset(5),
         last_epoch: Epoch(1),
     };
+    let mut producers = Producers::default();
+    for number in 0..9 {
+        let batch = ProducerBatch {
+            producer_id: 7 + u64::from(number) % 2,
+            producer_epoch: 1,
+            base_sequence: number,
+            record_count: 1,
+            base_offset: Offset(number.into()),
+            epoch: Epoch(1),
+            crc: number,
+        };
+        producers.stored(PartitionKey::new(1, 0), &batch);
+    }
     let checkpoint = Checkpoint {
         epoch: Epoch(1),
         clean: true,
         created_ms: 5,
         partitions: (0..4).map(partition).collect(),
-        sections: vec![CheckpointSection { kind: 1, bytes: vec![1, 2, 3] }],
+        sections: [CheckpointSection { kind: 1, bytes: vec![1, 2, 3] }]
+            .into_iter()
+            .chain(producers.section())
+            .collect(),
     };
     let directory = checkpoint.encode();
     header(ExtentKind::Checkpoint, &directory, Layout::of_checkpoint(directory.len()).extent_bytes, 0)

@@ -131,14 +131,14 @@ fn mend_extent(extent: &mut [u8], mend: u8) {
         return;
     }
     let Ok(header) = ExtentHeader::decode(extent) else { return };
-    let Ok(mut runs) = decode_directory(&extent[EXTENT_HEADER_BYTES..end], &header) else { return };
-    for run in &mut runs {
+    let Ok(mut listed) = decode_directory(&extent[EXTENT_HEADER_BYTES..end], &header) else { return };
+    for run in &mut listed.runs {
         let from = run.place as usize;
         if let Some(stored) = extent.get(from..from + run.stored_bytes as usize) {
             run.crc = crc32c(stored);
         }
     }
-    let mended = encode_directory(&runs);
+    let mended = encode_directory(&listed.runs, &listed.producers);
     if mended.len() == bytes {
         let crc = crc32c(&mended);
         extent[EXTENT_HEADER_BYTES..end].copy_from_slice(&mended);

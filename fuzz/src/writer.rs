@@ -84,7 +84,7 @@ impl Writer {
 
     /// An extent with a run of one batch for each of these partitions.
     pub fn data(&mut self, partitions: &[u32]) {
-        let layout = Layout::of_runs(&vec![104; partitions.len()]);
+        let layout = Layout::of_runs(&vec![104; partitions.len()], 0);
         let (mut runs, mut bodies) = (Vec::new(), Vec::new());
         for (partition, place) in partitions.iter().zip(&layout.run_places) {
             let key = PartitionKey::new(1, *partition);
@@ -105,7 +105,7 @@ impl Writer {
             *end = end.plus(3);
             bodies.push(body);
         }
-        self.write(ExtentKind::Data, &layout, &encode_directory(&runs), &runs, &bodies);
+        self.write(ExtentKind::Data, &layout, &encode_directory(&runs, &[]), &runs, &bodies);
     }
 
     fn write(&mut self, kind: ExtentKind, layout: &Layout, directory: &[u8], runs: &[RunEntry], bodies: &[Vec<u8>]) {

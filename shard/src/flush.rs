@@ -17,10 +17,11 @@ use std::time::Duration;
 use ringmain_core::acks::{RunMark, Taken};
 use ringmain_core::codec::Codec;
 use ringmain_core::crc::Crc32c;
+use ringmain_core::dedup::RunProducers;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry, encode_directory};
 use ringmain_core::flush::{FlushPlan, FlushScope, PlannedRun};
 use ringmain_core::ids::{PartitionKey, Position};
-use ringmain_core::limits::{DISK_BLOCK_BYTES, EXTENT_BYTES_MAX, EXTENTS_IN_FLIGHT_MAX};
+use ringmain_core::limits::{DISK_BLOCK_BYTES, EXTENT_BYTES_MAX, EXTENT_PRODUCER_BATCHES_MAX, EXTENTS_IN_FLIGHT_MAX};
 use ringmain_core::packing::{PackedRun, Packing};
 
 use self::pack::{Begun, Look, PackedExtent};
@@ -41,7 +42,11 @@ const COPY_SLICE_BYTES: usize = 256 * 1024;
 /// A sync is started when so many flushed extents wait for one.
 const UNSYNCED_EXTENTS_MAX: usize = 1024;
 
-const _: () = assert!(RUNS_MAX * 80 + DISK_BLOCK_BYTES + EXTENT_HEADER_BYTES <= 512 * 1024);
+/// Reading the headers of batches yields after so many, about 50 us of work.
+const HEADER_SLICE_BATCHES: u32 = 512;
+
+const DIRECTORY_BYTES_MAX: usize = RUNS_MAX * 80 + EXTENT_PRODUCER_BATCHES_MAX * 40;
+const _: () = assert!(DIRECTORY_BYTES_MAX + DISK_BLOCK_BYTES + EXTENT_HEADER_BYTES <= 512 * 1024);
 
 /// What makes an extent due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +211,8 @@ fn next_plan(shard: &Shard, after: &mut Option<PartitionKey>, packed: Option<&Pa
 /// Puts the extent together, gives it its place in the log and starts its writes. `packing` has what takes the place of
 /// some runs.
 async fn write_plan(shard: &Rc<Shard>, planned: Planned, packing: Option<&Packing>) -> Result<(), String> {
-    let Planned { plan, taken, ack_driven } = planned;
+    let Planned { mut plan, taken, ack_driven } = planned;
+    read_producers(shard, &mut plan).await;
     let synced = taken.wants_sync();
     match place_plan(shard, &plan, packing, synced).await {
         Ok((placed, entries)) => {
@@ -228,6 +234,27 @@ async fn write_plan(shard: &Rc<Shard>, planned: Planned, packing: Option<&Packin
     }
 }
 
+/// Reads from the batches what the directory says about idempotent producers.
+async fn read_producers(shard: &Rc<Shard>, plan: &mut FlushPlan) {
+    if plan.idempotent == 0 {
+        return;
+    }
+    let mut gathered = RunProducers::default();
+    let mut read = 0;
+    for (number, run) in (0..).zip(&plan.runs) {
+        for span in run.spans.iter().filter(|span| span.idempotent > 0) {
+            gathered.batches(number, shard.memory.read(span.block.0, span.at as usize, span.bytes as usize));
+            read += span.batches;
+            if read >= HEADER_SLICE_BATCHES {
+                read = 0;
+                yield_if_needed().await;
+            }
+        }
+        gathered.end_run();
+    }
+    plan.producers = gathered.into_entries();
+}
+
 async fn place_plan(
     shard: &Rc<Shard>,
     plan: &FlushPlan,
@@ -242,9 +269,9 @@ async fn place_plan(
         sizes[run.index] = run.stored.len() as u32;
         packed[run.index] = Some(run);
     }
-    let mut layout = Layout::of_runs(&sizes);
+    let mut layout = Layout::of_runs(&sizes, plan.producers.len());
     if packed.iter().any(Option::is_some) {
-        let as_it_is = Layout::of_runs(&raw_sizes);
+        let as_it_is = Layout::of_runs(&raw_sizes, plan.producers.len());
         // Blocks are what a device writes.
         if layout.extent_bytes == as_it_is.extent_bytes {
             (layout, packed) = (as_it_is, vec![None; plan.runs.len()]);
@@ -287,7 +314,7 @@ async fn place_plan(
         entries.push(RunEntry { crc: crc.finish(), ..entry });
     }
     shard.store.borrow_mut().flush_copied(&*shard.memory, plan);
-    let directory = encode_directory(&entries);
+    let directory = encode_directory(&entries, &plan.producers);
     image.put(EXTENT_HEADER_BYTES, &directory);
     let first_run = layout.run_places.first().map_or(layout.extent_bytes as usize, |&place| place as usize);
     image.zero(EXTENT_HEADER_BYTES + directory.len(), first_run);

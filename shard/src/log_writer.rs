@@ -16,7 +16,7 @@ use ringmain_core::checkpoint::{Checkpoint, CheckpointPartition};
 use ringmain_core::crc::crc32c;
 use ringmain_core::extent::{ExtentKind, RunEntry};
 use ringmain_core::flush::FlushPlan;
-use ringmain_core::ids::{Epoch, ExtentSequence, Incarnation, Position, SegmentSequence};
+use ringmain_core::ids::{ExtentSequence, Incarnation, Position, SegmentSequence};
 use ringmain_core::index::{IndexEntry, LogIndex};
 use ringmain_core::log::LogTail;
 use ringmain_core::prefill::Prefill;
@@ -359,11 +359,13 @@ pub(crate) fn checkpoint_of(store: &ShardStore, clean: bool, now_ms: i64) -> Che
         next_offset: ends.flushed_end(),
         last_epoch,
     });
-    checkpoint_with(partitions.collect(), store.epoch(), clean, now_ms)
-}
-
-fn checkpoint_with(partitions: Vec<CheckpointPartition>, epoch: Epoch, clean: bool, created_ms: i64) -> Checkpoint {
-    Checkpoint { epoch, clean, created_ms, partitions, sections: Vec::new() }
+    Checkpoint {
+        epoch: store.epoch(),
+        clean,
+        created_ms: now_ms,
+        partitions: partitions.collect(),
+        sections: store.producers_section().into_iter().collect(),
+    }
 }
 
 /// Writes bytes of any length (a multiple of 4096) in pieces of one write each.

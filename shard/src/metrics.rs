@@ -56,6 +56,10 @@ shard_metrics! {
     counter produced_records_total,
     /// Bytes of appended batches.
     counter produced_bytes_total,
+    /// Batches that an idempotent producer sent again and that were not stored again.
+    counter duplicate_batches_total,
+    /// Batches of idempotent producers that were refused for their sequence or epoch.
+    counter sequence_refusals_total,
     /// Bytes of batches sent to consumers.
     counter fetched_bytes_total,
     /// Bytes of fetches answered from blocks.

@@ -8,14 +8,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use ringmain_core::acks::WaitToken;
 use ringmain_core::batch::{self, BatchError, BatchHeader, FLAG_SPARSE};
+use ringmain_core::dedup::SequenceError;
 use ringmain_core::ids::{Durability, PartitionKey, ShardId};
 use ringmain_core::limits::{PRODUCE_BATCHES_MAX, PRODUCE_TIMEOUT_MS_MAX, SHARD_WAITS_MAX};
-use ringmain_core::store::AppendError;
+use ringmain_core::store::{AppendError, Appended};
 use ringmain_wire::batch::{InvalidBatch, check_structure};
 use ringmain_wire::error_code::ErrorCode;
 use ringmain_wire::produce::{ProduceOutcome, ProduceRequest, encode_produce_response, produced_batches};
 
 use crate::connection::Connection;
+use crate::flush;
 use crate::mesh_message::{HopTicket, MeshReply, MeshRequest};
 use crate::runtime::spawn_local;
 use crate::shard::Shard;
@@ -211,9 +213,9 @@ fn check(shard: &Shard, header: &BatchHeader, bytes: &[u8]) -> Result<ShardId, P
 }
 
 /// Appends a batch and, above level `memory`, registers its wait in the same breath: a flush that starts later must
-/// find the waiter.
+/// find the waiter. One that was appended before waits for the level that is asked for now.
 fn append(
-    shard: &Shard,
+    shard: &Rc<Shard>,
     produce: &Rc<PendingProduce>,
     header: &BatchHeader,
     bytes: &[u8],
@@ -245,10 +247,14 @@ fn append(
     let ends = store.ends(header.key).map(|(ends, _)| ends).unwrap_or_default();
     let unplanned = store.unplanned_bytes();
     drop(store);
-    shard.metrics.produced_batches_total.add(1);
-    shard.metrics.produced_records_total.add(u64::from(header.record_count));
-    shard.metrics.produced_bytes_total.add(u64::from(header.batch_bytes));
-    shard.parked.notify(header.key);
+    if appended.duplicate {
+        shard.metrics.duplicate_batches_total.add(1);
+    } else {
+        shard.metrics.produced_batches_total.add(1);
+        shard.metrics.produced_records_total.add(u64::from(header.record_count));
+        shard.metrics.produced_bytes_total.add(u64::from(header.batch_bytes));
+        shard.parked.notify(header.key);
+    }
     let mut outcome = ProduceOutcome {
         key: header.key,
         code: ErrorCode::OK,
@@ -257,21 +263,37 @@ fn append(
         leader_epoch: appended.epoch,
         flushed_end: ends.flushed_end(),
         synced_end: ends.synced_end(),
+        duplicate: appended.duplicate,
         ..ProduceOutcome::default()
     };
-    if level > Durability::Memory {
+    let reached = match level {
+        Durability::Memory => true,
+        Durability::Flushed => ends.flushed_end() >= appended.next_offset,
+        Durability::Synced => ends.synced_end() >= appended.next_offset,
+    };
+    if !reached {
         // What it answers if the wait is never over.
         outcome.code = ErrorCode::TIMED_OUT;
         produce.open.set(produce.open.get() + 1);
         produce.count();
         let token = shard.waits.borrow_mut().register(produce, produce.outcomes.borrow().len());
-        shard.acks.borrow_mut().wait(header.key, appended.next_offset, level, token);
-        shard.flush_wanted.raise();
+        wait(shard, header.key, &appended, level, token);
     } else if unplanned >= shard.config.flush_bytes {
         shard.flush_wanted.raise();
     }
     produce.push(outcome);
     Ok(())
+}
+
+fn wait(shard: &Rc<Shard>, key: PartitionKey, appended: &Appended, level: Durability, token: WaitToken) {
+    if appended.duplicate {
+        shard.acks.borrow_mut().wait_again(key, appended.next_offset, level, token);
+        // It may be flushed, with nobody who waited for a sync.
+        flush::sync_if_wanted(shard);
+    } else {
+        shard.acks.borrow_mut().wait(key, appended.next_offset, level, token);
+    }
+    shard.flush_wanted.raise();
 }
 
 fn store_failed(shard: &Shard, key: PartitionKey) -> ProduceOutcome {
@@ -281,6 +303,7 @@ fn store_failed(shard: &Shard, key: PartitionKey) -> ProduceOutcome {
 
 fn append_refusal(shard: &Shard, key: PartitionKey, error: &AppendError) -> ProduceOutcome {
     let code = match error {
+        AppendError::Sequence(error) => return sequence_refusal(shard, key, error),
         AppendError::UnknownPartition(_) => ErrorCode::NOT_HERE,
         AppendError::Busy { .. } | AppendError::UnsyncedWindow(_) => {
             shard.metrics.busy_refusals_total.add(1);
@@ -292,10 +315,24 @@ fn append_refusal(shard: &Shard, key: PartitionKey, error: &AppendError) -> Prod
     ProduceOutcome { retry_after_ms, ..refused(key, code, error.to_string()) }
 }
 
+/// What an idempotent producer is told, with what it must know to go on.
+fn sequence_refusal(shard: &Shard, key: PartitionKey, error: &SequenceError) -> ProduceOutcome {
+    shard.metrics.sequence_refusals_total.add(1);
+    let (code, next_sequence, producer_epoch) = match *error {
+        SequenceError::Gap { expected } => (ErrorCode::OUT_OF_SEQUENCE, expected, 0),
+        SequenceError::Fenced { current } => (ErrorCode::PRODUCER_FENCED, 0, current),
+        SequenceError::TooOld { expected } | SequenceError::Reused { expected } => {
+            (ErrorCode::SEQUENCE_UNKNOWN, expected, 0)
+        }
+        SequenceError::Forgotten => (ErrorCode::PRODUCER_UNKNOWN, 0, 0),
+    };
+    ProduceOutcome { next_sequence, producer_epoch, ..refused(key, code, error.to_string()) }
+}
+
 /// Appends; when memory is full of what waits for the disk, the connection is not read for a while, then refused. One
 /// such wait is for all batches of a request: a client learns soon, whatever it has sent.
 async fn append_patiently(
-    shard: &Shard,
+    shard: &Rc<Shard>,
     produce: &Rc<PendingProduce>,
     header: &BatchHeader,
     bytes: &[u8],
@@ -304,7 +341,8 @@ async fn append_patiently(
 ) {
     while let Err(error) = append(shard, produce, header, bytes, level) {
         let left = give_up.saturating_sub(shard.clock.exact());
-        if left.is_zero() || matches!(error, AppendError::UnknownPartition(_)) {
+        let passes = matches!(error, AppendError::Busy { .. } | AppendError::UnsyncedWindow(_));
+        if left.is_zero() || !passes {
             produce.push(append_refusal(shard, header.key, &error));
             return;
         }

@@ -273,6 +273,7 @@ fn filled_store(life: &Life, recovered: &Recovered, slabs: usize, epoch: Epoch) 
             return Err("too many partitions for one shard: delete topics or start with more shards".into());
         }
     }
+    store.set_producers(recovered.producers.clone());
     Ok(store)
 }
 

@@ -1,6 +1,7 @@
 //! Printing what is found, and checking it: the visitor of `dump` without `--extract`.
 
 use anyhow::Result;
+use ringmain_core::dedup::{PRODUCERS_SECTION, Producers};
 use ringmain_core::extent::{ExtentKind, RunEntry};
 use ringmain_core::ids::{Offset, PartitionKey};
 use ringmain_core::index::IndexEntry;
@@ -166,6 +167,17 @@ impl Report {
             object["sections"] = sections.into();
             object["clean"] = checkpoint.clean.into();
             says = format!("{says}, {partitions} partitions{}", if checkpoint.clean { ", clean stop" } else { "" });
+            if let Some(section) = checkpoint.sections.iter().find(|section| section.kind == PRODUCERS_SECTION) {
+                let windows = Producers::of_section(&section.bytes).map(|producers| producers.count());
+                object["producer_windows"] = windows.as_ref().ok().copied().into();
+                let windows =
+                    windows.map_or_else(|error| error.to_string(), |count| format!("{count} producer windows"));
+                says = format!("{says}, {windows}");
+            }
+        } else if !extent.producers.is_empty() {
+            let batches = extent.producers.len();
+            object["producer_batches"] = batches.into();
+            says = format!("{says}, {batches} batches of producers named");
         }
         self.show(&object, || row(extent.place, u64::from(header.extent_bytes), "extent", &says))?;
         let FoundBody::Checkpoint(checkpoint) = &extent.body else { return Ok(()) };

@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use ringmain_core::batch::{BATCH_HEADER_BYTES, BatchHeader, batches, check_crc, seal_crc};
 use ringmain_core::crc::crc32c;
+use ringmain_core::dedup::Producers;
 use ringmain_core::ids::{Offset, PartitionKey};
+use ringmain_core::limits::PRODUCER_WINDOW_BATCHES;
 
 use crate::disk::Crash;
 use crate::layout::Records;
@@ -67,11 +69,23 @@ impl Partition {
     }
 }
 
+/// Producers, the one that is not idempotent included.
+const PRODUCERS: u64 = 3;
+
+/// Which producer sends batch number `id`.
+fn producer_of(id: u64) -> u64 {
+    id % PRODUCERS
+}
+
 /// All promises of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     partitions: BTreeMap<PartitionKey, Partition>,
     next_id: u64,
+    /// Epoch and next sequence of each idempotent producer in each partition.
+    producers: BTreeMap<(PartitionKey, u64), (u16, u32)>,
+    /// The producer epoch of each batch.
+    producer_epochs: BTreeMap<u64, u16>,
     /// The worst that has happened since a start last came through.
     worst: Option<Crash>,
     pub lost: u64,
@@ -89,12 +103,17 @@ impl Ledger {
         noise: bool,
     ) -> (BatchHeader, Vec<u8>) {
         self.next_id += 1;
+        let name = (key, producer_of(self.next_id));
+        let (producer_epoch, base_sequence) = self.producers.get(&name).copied().unwrap_or_default();
         let size = (BATCH_HEADER_BYTES + 8 + body_bytes).next_multiple_of(8);
         let header = BatchHeader {
             batch_bytes: size as u32,
             record_count: records,
             key,
             raw_body_bytes: body_bytes as u32,
+            producer_id: producer_of(self.next_id),
+            producer_epoch,
+            base_sequence,
             ..BatchHeader::default()
         };
         let mut bytes = vec![self.next_id as u8; size];
@@ -106,6 +125,44 @@ impl Ledger {
         bytes[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + 8].copy_from_slice(&self.next_id.to_le_bytes());
         seal_crc(&mut bytes);
         (BatchHeader::parse(&bytes).expect("a sound batch"), bytes)
+    }
+
+    /// A batch of an idempotent producer was appended.
+    pub fn produced(&mut self, header: &BatchHeader, id: u64) {
+        if header.producer_id != 0 {
+            let next = (header.producer_epoch, header.base_sequence.wrapping_add(header.record_count));
+            self.producers.insert((header.key, header.producer_id), next);
+            self.producer_epochs.insert(id, header.producer_epoch);
+        }
+    }
+
+    /// A producer of this partition has learnt that what it sent is lost: it begins anew.
+    pub fn renumber(&mut self, header: &BatchHeader) {
+        self.producers.insert((header.key, header.producer_id), (header.producer_epoch + 1, 0));
+    }
+
+    /// The windows of a shard say what is left of each producer in the partitions that are there, and nothing else. Nothing was
+    /// damaged.
+    pub fn check_windows(&self, producers: &Producers, is_there: impl Fn(&PartitionKey) -> bool) {
+        assert!(!producers.has_forgotten());
+        let mut expected = BTreeMap::new();
+        for (&key, partition) in self.partitions.iter().filter(|(key, _)| is_there(key)) {
+            for producer in 1..PRODUCERS {
+                let mine = partition.batches.iter().rev().filter(|batch| producer_of(batch.id) == producer);
+                let epoch = mine.clone().map(|batch| self.producer_epochs[&batch.id]).max();
+                let newest = mine.filter(|batch| Some(self.producer_epochs[&batch.id]) == epoch);
+                let mut window: Vec<Offset> = newest.take(PRODUCER_WINDOW_BATCHES).map(|batch| batch.base).collect();
+                window.reverse();
+                if let Some(epoch) = epoch {
+                    expected.insert((key, producer), (epoch, window));
+                }
+            }
+        }
+        let windows = producers.windows().filter(|(key, _)| is_there(key)).map(|(key, window)| {
+            let offsets = window.batches().map(|batch| batch.base_offset).collect();
+            ((key, window.producer_id()), (window.producer_epoch(), offsets))
+        });
+        assert_eq!(windows.collect::<BTreeMap<_, (u16, Vec<Offset>)>>(), expected);
     }
 
     pub fn appended(&mut self, key: PartitionKey, seen: Seen, now_ms: u64) {

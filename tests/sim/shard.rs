@@ -23,7 +23,7 @@ use ringmain_core::log::LogTail;
 use ringmain_core::prefill::Prefill;
 use ringmain_core::recover::RecoveredPartition;
 use ringmain_core::retention::RetentionClock;
-use ringmain_core::store::{AppendError, PartitionStart, ShardStore};
+use ringmain_core::store::{AppendError, Appended, PartitionStart, ShardStore};
 
 use crate::arena::SimArena;
 use crate::disk::{SyncTicket, WriteId};
@@ -113,11 +113,29 @@ impl Shard {
         {
             Ok(appended) => appended,
             Err(AppendError::Busy { .. }) => return false,
+            Err(AppendError::Sequence(error)) => {
+                let may_be = world.is_damaged() || self.store.epoch() > Epoch(0);
+                assert!(may_be, "{key}: nothing was lost, yet {error}");
+                world.ledger.renumber(&header);
+                return true;
+            }
             Err(error) => panic!("append: {error}"),
         };
+        if appended.duplicate {
+            // Its numbers were given before, to one that damage has hidden from the ledger.
+            assert!(world.is_damaged(), "{key}: a new batch counts as stored");
+            world.ledger.renumber(&header);
+            return true;
+        }
+        if header.producer_id != 0 {
+            let now = (world.wall.passed_ms, world.wall.now_ms());
+            let again = self.store.append(&*self.arena, &header, &bytes, now.0, now.1);
+            assert_eq!(again, Ok(Appended { duplicate: true, ..appended }), "{key}");
+        }
         header.base_offset = appended.base_offset;
         let seen = seen_of(&header, &bytes);
         assert_eq!(seen.next, appended.next_offset);
+        world.ledger.produced(&header, seen.id);
         world.ledger.appended(key, seen, world.wall.passed_ms);
         world.note(format!("append {key} {}..{} {level}", seen.base, seen.next));
         if level > Durability::Memory {

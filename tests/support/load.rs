@@ -116,6 +116,9 @@ pub async fn produce(broker: String, plan: Plan, ledger: Arc<Ledger>, stop: Arc<
         buffer_bytes: 4 * 1024 * 1024,
         linger: Duration::from_millis(random.within(0..3)),
         requests_in_flight: random.within(1..9) as usize,
+        batches_in_flight: random.within(1..6) as usize,
+        idempotent: random.one_in(2),
+        identity: None,
         retry_for: Duration::ZERO,
         codec: [Codec::None, Codec::Lz4, Codec::Zstd][random.within(0..3) as usize],
     };

@@ -11,6 +11,8 @@ mod consumer;
 mod error;
 mod fetcher;
 mod lane;
+mod numbering;
+mod pipeline;
 mod producer;
 mod routes;
 mod stream;
@@ -25,6 +27,7 @@ pub use connection::{Connection, ConnectionConfig, OwnedFrame, PendingResponse};
 pub use consumer::{ConsumedBatch, Consumer, ConsumerConfig, ConsumerEvent, PartitionEnds, StartAt};
 pub use error::ClientError;
 pub use lane::{Delivered, Delivery};
+pub use numbering::ProducerIdentity;
 pub use producer::{Producer, ProducerConfig, ProducerStats};
 pub use routes::TopicRoute;
 

@@ -21,6 +21,8 @@ pub enum ClientAction {
     BackOff,
     /// Choose another start: the log start or the log end.
     ResetOffset,
+    /// Raise the producer epoch and number what is not acked anew, from sequence 0.
+    Renumber,
     /// Change the request or the set-up: the same request fails again.
     Fix,
 }
@@ -35,6 +37,7 @@ impl ClientAction {
             Self::Refresh => "refresh metadata, retry",
             Self::BackOff => "back off, retry",
             Self::ResetOffset => "reset the offset",
+            Self::Renumber => "renumber",
             Self::Fix => "fix the request",
         }
     }
@@ -104,6 +107,10 @@ codes! {
     606 TIMED_OUT Retry "The durability level was not reached in time; it may still be reached."
     607 TOPIC_EXISTS Fix "A topic of this name exists already."
     608 LIMIT_REACHED Fix "The server has as many topics, partitions or connections as it may have."
+    620 OUT_OF_SEQUENCE Renumber "Batches of the producer before this one are missing; it was not stored."
+    621 PRODUCER_FENCED Fix "Another instance of the producer has taken over with a higher epoch; the batch was not stored."
+    622 SEQUENCE_UNKNOWN Fix "The batch lies behind the producer's last ones and is none of them: whether it is stored is not known."
+    623 PRODUCER_UNKNOWN Renumber "The broker has forgotten the producer; the batch was not stored now, an earlier copy may be."
 }
 
 impl ErrorCode {

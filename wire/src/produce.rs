@@ -40,6 +40,12 @@ pub struct ProduceOutcome {
     pub retry_after_ms: u32,
     /// On error: what exactly; empty = see the code's sentence.
     pub message: Text,
+    /// The batch was stored by an earlier request; offset and epoch are of then.
+    pub duplicate: bool,
+    /// With a code of idempotent producers: the sequence that is next.
+    pub next_sequence: u32,
+    /// With a code of idempotent producers: the producer's epoch in this partition.
+    pub producer_epoch: u16,
 }
 
 impl ProduceRequest {
@@ -73,6 +79,9 @@ impl ProduceOutcome {
             synced_end: Offset(result.synced_end()),
             retry_after_ms: result.retry_after_ms(),
             message: decode_text(result.message()),
+            duplicate: result.duplicate(),
+            next_sequence: result.next_sequence(),
+            producer_epoch: result.producer_epoch(),
         })
     }
 }
@@ -117,6 +126,9 @@ fn build_outcome(
         synced_end: outcome.synced_end.0,
         retry_after_ms: outcome.retry_after_ms,
         message,
+        duplicate: outcome.duplicate,
+        next_sequence: outcome.next_sequence,
+        producer_epoch: outcome.producer_epoch,
     };
     schema::ProduceResult::create(builder, &args)
 }

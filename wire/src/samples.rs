@@ -231,6 +231,14 @@ pub fn responses() -> Vec<(&'static str, Response)> {
                     message: "no space".into(),
                     ..ProduceOutcome::default()
                 },
+                ProduceOutcome { key: KEY, base_offset: Offset(990), duplicate: true, ..ProduceOutcome::default() },
+                ProduceOutcome {
+                    key: PartitionKey::new(2, 1),
+                    code: ErrorCode::OUT_OF_SEQUENCE,
+                    next_sequence: 44,
+                    producer_epoch: 2,
+                    ..ProduceOutcome::default()
+                },
             ]),
         ),
         (

@@ -1,12 +1,14 @@
-//! The directory of an extent: the archive of its runs, checked entry by entry before anything uses it.
+//! The directory of an extent: the archive of its runs, and of the newest batches of idempotent producers in them, checked
+//! entry by entry before anything uses it.
 
 use rkyv::rancor::Failure;
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{EXTENT_HEADER_BYTES, ExtentError, ExtentHeader, RunEntry};
+use super::{Directory, EXTENT_HEADER_BYTES, ExtentError, ExtentHeader, ProducerEntry, RunEntry};
 use crate::crc::crc32c;
+use crate::dedup::ProducerBatch;
 use crate::ids::{Epoch, Offset, PartitionKey, TopicId};
-use crate::limits::{BATCH_ALIGN_BYTES, EXTENT_BYTES_MAX};
+use crate::limits::{BATCH_ALIGN_BYTES, BATCH_RECORDS_MAX, EXTENT_BYTES_MAX};
 
 /// Runs start at multiples of this, so that batch headers in them can be viewed aligned.
 pub const RUN_ALIGN_BYTES: usize = BATCH_ALIGN_BYTES;
@@ -33,19 +35,33 @@ struct DiskRun {
     codec: u8,
 }
 
+/// [`ProducerEntry`] as it is archived; its epoch is the run's.
 #[derive(Archive, Serialize, Deserialize)]
-struct Directory {
-    runs: Vec<DiskRun>,
+struct DiskProducer {
+    producer_id: u64,
+    base_offset: u64,
+    base_sequence: u32,
+    record_count: u32,
+    crc: u32,
+    run: u32,
+    producer_epoch: u16,
 }
 
-/// Size of the archive of `runs` entries.
-pub(super) const fn directory_bytes(runs: usize) -> usize {
-    runs * RUN_ENTRY_BYTES + size_of::<ArchivedDirectory>()
+#[derive(Archive, Serialize, Deserialize)]
+struct DiskDirectory {
+    runs: Vec<DiskRun>,
+    producers: Vec<DiskProducer>,
+}
+
+/// Size of the archive of so many runs and batches of producers.
+pub(super) const fn directory_bytes(runs: usize, producers: usize) -> usize {
+    let producers = producers * size_of::<ArchivedDiskProducer>();
+    runs * RUN_ENTRY_BYTES + producers + size_of::<ArchivedDiskDirectory>()
 }
 
 /// The directory's bytes; exactly as many as [`super::Layout::of_runs`] says.
 #[must_use]
-pub fn encode_directory(runs: &[RunEntry]) -> Vec<u8> {
+pub fn encode_directory(runs: &[RunEntry], producers: &[ProducerEntry]) -> Vec<u8> {
     let disk_run = |run: &RunEntry| DiskRun {
         topic: run.key.topic.0,
         base_offset: run.base_offset.0,
@@ -60,21 +76,36 @@ pub fn encode_directory(runs: &[RunEntry]) -> Vec<u8> {
         batches: run.batches,
         codec: run.codec,
     };
-    let directory = Directory { runs: runs.iter().map(disk_run).collect() };
-    let bytes = Vec::with_capacity(directory_bytes(runs.len()));
+    let disk_producer = |entry: &ProducerEntry| DiskProducer {
+        producer_id: entry.batch.producer_id,
+        base_offset: entry.batch.base_offset.0,
+        base_sequence: entry.batch.base_sequence,
+        record_count: entry.batch.record_count,
+        crc: entry.batch.crc,
+        run: entry.run,
+        producer_epoch: entry.batch.producer_epoch,
+    };
+    let directory = DiskDirectory {
+        runs: runs.iter().map(disk_run).collect(),
+        producers: producers.iter().map(disk_producer).collect(),
+    };
+    let laid_out = directory_bytes(runs.len(), producers.len());
+    let bytes = Vec::with_capacity(laid_out);
     let bytes = rkyv::api::high::to_bytes_in::<_, Failure>(&directory, bytes)
         .expect("plain numbers in memory always serialise");
-    assert_eq!(bytes.len(), directory_bytes(runs.len()), "archived directory has another size than laid out");
+    assert_eq!(bytes.len(), laid_out, "archived directory has another size than laid out");
     bytes
 }
 
 /// Reads the directory that `header` promises, from `directory`, its `directory_bytes` bytes. Checks the CRC, the
-/// archive, and each entry: sorted by partition and offset, in the extent, aligned, not overlapping.
-pub fn decode_directory(directory: &[u8], header: &ExtentHeader) -> Result<Vec<RunEntry>, ExtentError> {
+/// archive, and each entry: runs sorted by partition and offset, in the extent, aligned, not overlapping; batches of
+/// producers sorted by run and offset, inside their runs.
+pub fn decode_directory(directory: &[u8], header: &ExtentHeader) -> Result<Directory, ExtentError> {
     if directory.len() != header.directory_bytes as usize || crc32c(directory) != header.directory_crc {
         return Err(ExtentError::DirectoryCrc);
     }
-    let archive = rkyv::access::<ArchivedDirectory, Failure>(directory).map_err(|Failure| ExtentError::Directory)?;
+    let archive =
+        rkyv::access::<ArchivedDiskDirectory, Failure>(directory).map_err(|Failure| ExtentError::Directory)?;
     if archive.runs.len() != header.run_count as usize {
         return Err(ExtentError::Directory);
     }
@@ -98,7 +129,44 @@ pub fn decode_directory(directory: &[u8], header: &ExtentHeader) -> Result<Vec<R
             .map_err(|what| ExtentError::Run { index, what })?;
         runs.push(run);
     }
-    Ok(runs)
+    // The archive check made sure that entries do not share bytes, so together they fit the directory.
+    let mut producers: Vec<ProducerEntry> = Vec::with_capacity(archive.producers.len());
+    for (index, disk_producer) in archive.producers.iter().enumerate() {
+        let entry = producer_entry(disk_producer, &runs, producers.last());
+        producers.push(entry.map_err(|what| ExtentError::Producer { index, what })?);
+    }
+    Ok(Directory { runs, producers })
+}
+
+/// Checks one batch of a producer against its run and the entry before.
+fn producer_entry(
+    disk_producer: &ArchivedDiskProducer,
+    runs: &[RunEntry],
+    previous: Option<&ProducerEntry>,
+) -> Result<ProducerEntry, &'static str> {
+    let number = disk_producer.run.to_native();
+    let run = usize::try_from(number).ok().and_then(|number| runs.get(number)).ok_or("is of no run")?;
+    let batch = ProducerBatch {
+        producer_id: disk_producer.producer_id.into(),
+        producer_epoch: disk_producer.producer_epoch.into(),
+        base_sequence: disk_producer.base_sequence.into(),
+        record_count: disk_producer.record_count.into(),
+        base_offset: Offset(disk_producer.base_offset.into()),
+        epoch: run.epoch,
+        crc: disk_producer.crc.into(),
+    };
+    if batch.producer_id == 0 || batch.record_count == 0 || batch.record_count as usize > BATCH_RECORDS_MAX {
+        return Err("has no producer or an impossible number of records");
+    }
+    if batch.base_offset < run.base_offset || batch.next_offset() > run.next_offset {
+        return Err("lies outside of its run");
+    }
+    if let Some(previous) = previous
+        && (previous.run > number || previous.run == number && previous.batch.next_offset() > batch.base_offset)
+    {
+        return Err("is out of order");
+    }
+    Ok(ProducerEntry { run: number, batch })
 }
 
 /// Checks one entry against the one before; returns where the next run may start.

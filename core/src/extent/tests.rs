@@ -19,9 +19,10 @@ fn header() -> ExtentHeader {
     }
 }
 
-/// Runs of the given sizes, one for each partition, with the header that belongs to them.
-fn extent_of(sizes: &[u32]) -> (Vec<RunEntry>, Vec<u8>, ExtentHeader) {
-    let layout = Layout::of_runs(sizes);
+/// Runs of the given sizes, one for each partition, every other one with two batches of a producer, with the header that
+/// belongs to them.
+fn extent_of(sizes: &[u32]) -> (Directory, Vec<u8>, ExtentHeader) {
+    let layout = Layout::of_runs(sizes, sizes.len().div_ceil(2) * 2);
     let runs: Vec<RunEntry> = sizes
         .iter()
         .zip(&layout.run_places)
@@ -40,7 +41,21 @@ fn extent_of(sizes: &[u32]) -> (Vec<RunEntry>, Vec<u8>, ExtentHeader) {
             max_append_time_ms: -7,
         })
         .collect();
-    let directory = encode_directory(&runs);
+    let produced = |number: usize, at: u64| ProducerEntry {
+        run: number as u32,
+        batch: ProducerBatch {
+            producer_id: 70 + at,
+            producer_epoch: 2,
+            base_sequence: u32::MAX,
+            record_count: 2,
+            base_offset: Offset(number as u64 + at * 2),
+            epoch: Epoch(1),
+            crc: 6,
+        },
+    };
+    let producers = (0..runs.len()).step_by(2).flat_map(|number| [produced(number, 0), produced(number, 1)]);
+    let producers: Vec<ProducerEntry> = producers.collect();
+    let directory = encode_directory(&runs, &producers);
     let header = ExtentHeader {
         directory_bytes: layout.directory_bytes,
         directory_crc: crc32c(&directory),
@@ -48,7 +63,7 @@ fn extent_of(sizes: &[u32]) -> (Vec<RunEntry>, Vec<u8>, ExtentHeader) {
         run_count: runs.len() as u32,
         ..header()
     };
-    (runs, directory, header)
+    (Directory { runs, producers }, directory, header)
 }
 
 #[test]
@@ -81,21 +96,22 @@ fn sizes_that_do_not_fit_each_other_are_refused() {
 
 #[test]
 fn archived_sizes_are_part_of_the_format() {
-    assert_eq!(directory::directory_bytes(0), 8);
-    assert_eq!(directory::directory_bytes(1), 69);
+    assert_eq!(directory::directory_bytes(0, 0), 16);
+    assert_eq!(directory::directory_bytes(1, 0), 77);
+    assert_eq!(directory::directory_bytes(1, 1), 111);
 }
 
 #[test]
 fn a_small_extent_fits_one_disk_block() {
-    assert_eq!(Layout::of_runs(&[1200, 1200, 1200]).extent_bytes, 4096);
+    assert_eq!(Layout::of_runs(&[1200, 1200, 1200], 3).extent_bytes, 4096);
     assert_eq!(Layout::of_checkpoint(4032).extent_bytes, 4096);
     assert_eq!(Layout::of_checkpoint(4033).extent_bytes, 8192);
 }
 
 #[test]
 fn the_overhead_of_a_run_is_as_stated() {
-    let one = Layout::of_runs(&[104]);
-    let many = Layout::of_runs(&vec![104; 1000]);
+    let one = Layout::of_runs(&[104], 0);
+    let many = Layout::of_runs(&vec![104; 1000], 0);
     let grown = many.run_places[999] - one.run_places[0];
     assert!(grown as usize <= 999 * (104 + Layout::run_overhead_bytes()), "{grown}");
 }
@@ -103,9 +119,9 @@ fn the_overhead_of_a_run_is_as_stated() {
 #[test]
 fn entries_that_overlap_or_leave_the_extent_are_refused() {
     let refused = |change: fn(&mut Vec<RunEntry>)| {
-        let (mut runs, _, mut header) = extent_of(&[100, 200, 300]);
-        change(&mut runs);
-        let directory = encode_directory(&runs);
+        let (mut listed, _, mut header) = extent_of(&[100, 200, 300]);
+        change(&mut listed.runs);
+        let directory = encode_directory(&listed.runs, &listed.producers);
         header.directory_crc = crc32c(&directory);
         match decode_directory(&directory, &header).unwrap_err() {
             ExtentError::Run { index, what } => (index, what),
@@ -121,12 +137,34 @@ fn entries_that_overlap_or_leave_the_extent_are_refused() {
     assert_eq!(refused(|runs| runs[2].key = runs[0].key), (2, "is out of order"));
 }
 
+#[test]
+fn batches_of_producers_that_are_not_in_their_run_are_refused() {
+    let refused = |change: fn(&mut Vec<ProducerEntry>)| {
+        let (mut listed, _, mut header) = extent_of(&[100, 200, 300]);
+        change(&mut listed.producers);
+        let directory = encode_directory(&listed.runs, &listed.producers);
+        header.directory_crc = crc32c(&directory);
+        match decode_directory(&directory, &header).unwrap_err() {
+            ExtentError::Producer { index, what } => (index, what),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(refused(|producers| producers[3].run = 3), (3, "is of no run"));
+    assert_eq!(refused(|producers| producers[3].batch.base_offset.0 += 2), (3, "lies outside of its run"));
+    assert_eq!(refused(|producers| producers[2].batch.base_offset.0 -= 1), (2, "lies outside of its run"));
+    assert_eq!(refused(|producers| producers.swap(0, 1)), (1, "is out of order"));
+    assert_eq!(refused(|producers| producers.swap(1, 2)), (2, "is out of order"));
+    let impossible = "has no producer or an impossible number of records";
+    assert_eq!(refused(|producers| producers[0].batch.producer_id = 0), (0, impossible));
+    assert_eq!(refused(|producers| producers[0].batch.record_count = 65_537), (0, impossible));
+}
+
 proptest! {
     #[test]
     fn a_directory_reads_back(sizes in proptest::collection::vec(1..5000u32, 1..200)) {
-        let (runs, directory, header) = extent_of(&sizes);
+        let (listed, directory, header) = extent_of(&sizes);
         prop_assert_eq!(directory.len(), header.directory_bytes as usize);
-        prop_assert_eq!(decode_directory(&directory, &header).unwrap(), runs);
+        prop_assert_eq!(decode_directory(&directory, &header).unwrap(), listed);
     }
 
     #[test]
@@ -140,7 +178,7 @@ proptest! {
             directory[at] = value;
         }
         header.directory_crc = crc32c(&directory);
-        for run in decode_directory(&directory, &header).unwrap_or_default() {
+        for run in decode_directory(&directory, &header).unwrap_or_default().runs {
             prop_assert!(run.place as usize + run.stored_bytes as usize <= header.extent_bytes as usize);
         }
     }

@@ -291,16 +291,20 @@ impl<'a, S: SegmentSource> SegmentWalk<'a, S> {
             return Ok(());
         };
         let directory = &bytes[EXTENT_HEADER_BYTES..];
+        let mut producers = Vec::new();
         let body = match header.kind {
             ExtentKind::Checkpoint => Checkpoint::decode(directory, &header).map(FoundBody::Checkpoint),
-            ExtentKind::Data | ExtentKind::Moved => decode_directory(directory, &header).map(FoundBody::Runs),
+            ExtentKind::Data | ExtentKind::Moved => decode_directory(directory, &header).map(|directory| {
+                producers = directory.producers;
+                FoundBody::Runs(directory.runs)
+            }),
         };
         match body {
             Ok(body) => {
                 if let FoundBody::Runs(runs) = &body {
                     runs.iter().for_each(|run| self.in_extents.add(&IndexEntry::of_run(place, run)));
                 }
-                self.pending.push_back(Found::Extent(FoundExtent { place, header, body }));
+                self.pending.push_back(Found::Extent(FoundExtent { place, header, body, producers }));
             }
             Err(error) => {
                 let at = place + EXTENT_HEADER_BYTES as u64;

@@ -17,7 +17,8 @@ impl<S: SegmentSource> Recovery<'_, S> {
     fn state_at_end(&mut self, older: &[(SegmentSequence, Kept)]) -> Result<State, RecoverError> {
         // Back to a segment that needs none before it, then forward again.
         let mut rebuilt = Vec::new();
-        let mut state = State { uncertain: true, ..State::default() };
+        let mut state = State::default();
+        state.lost();
         for (segment, kept) in older.iter().rev() {
             let walked = match kept {
                 Kept::Walked(walked) => Replay::Kept(walked),
@@ -178,6 +179,7 @@ impl<S: SegmentSource> Recovery<'_, S> {
             flushed: end.flushed,
             synced: end.synced,
             partitions: state.partitions,
+            producers: state.producers,
             index: LogIndex::default(),
             lost: Vec::new(),
             sync: None,
@@ -227,7 +229,7 @@ fn replay(state: &mut State, walked: &Walked) {
         }
         match &extent.body {
             Body::Checkpoint(checkpoint) => state.checkpoint(checkpoint),
-            Body::Runs(runs) => runs.iter().for_each(|run| state.run(run.key, run.next_offset, run.epoch)),
+            Body::Runs(directory) => state.extent(directory),
         }
     }
     if lost.next().is_some() {
@@ -238,8 +240,8 @@ fn replay(state: &mut State, walked: &Walked) {
 pub(super) fn active_index(walked: &Walked) -> ActiveIndex {
     let mut index = ActiveIndex::default();
     for extent in &walked.extents {
-        if let Body::Runs(runs) = &extent.body {
-            index.insert_extent(extent.place, runs);
+        if let Body::Runs(directory) = &extent.body {
+            index.insert_extent(extent.place, &directory.runs);
         }
     }
     index
@@ -255,7 +257,7 @@ pub(super) fn open_segment(segment: SegmentSequence, walked: &Walked) -> OpenSeg
     };
     for extent in &walked.extents {
         match &extent.body {
-            Body::Runs(runs) => open.runs += runs.len(),
+            Body::Runs(directory) => open.runs += directory.runs.len(),
             // A segment is smaller than 4 GiB.
             Body::Checkpoint(_) => open.checkpoint_place = extent.place as u32,
         }

@@ -4,7 +4,8 @@ use super::reader::SegmentReader;
 use super::state::State;
 use super::walk::{Body, Chain, Judged, LogShape, judge};
 use super::{RecoverError, SegmentSource, unsupported};
-use crate::ids::{Incarnation, LogId};
+use crate::extent::ExtentHeader;
+use crate::ids::{ExtentSequence, Incarnation, LogId};
 use crate::index::{FOOTER_PAGE_BYTES, FooterError, IndexEntry, SealedIndex, Trailer};
 use crate::limits::DISK_BLOCK_BYTES;
 
@@ -77,7 +78,44 @@ pub(super) fn sealed_state<S: SegmentSource>(
             state.run(entry.key, entry.next_offset, entry.epoch);
         }
     }
+    if !last {
+        read_producers(reader, log, index, &header, place, &mut state)?;
+    }
     Ok(Some(state))
+}
+
+/// Takes what the extents behind the checkpoint at `place` say about producers: pages do not have it. A segment ends
+/// so only when its process died between sealing it and beginning the next one.
+fn read_producers<S: SegmentSource>(
+    reader: &mut SegmentReader<'_, S>,
+    log: LogShape,
+    index: &SealedIndex,
+    checkpoint: &ExtentHeader,
+    place: u64,
+    state: &mut State,
+) -> Result<(), RecoverError> {
+    let end_place = u64::from(index.end().end_place);
+    let (mut header, mut at) = (*checkpoint, place);
+    loop {
+        at += u64::from(header.extent_bytes);
+        if at >= end_place {
+            return Ok(());
+        }
+        let chain = Chain {
+            sequence: ExtentSequence(header.sequence.0 + 1),
+            previous_header_crc: Some(header.header_crc()),
+            incarnation: header.incarnation,
+        };
+        let Judged::Whole(extent) = judge(reader, log, at, &chain, DISK_BLOCK_BYTES)? else {
+            // Damage: its runs are still found by the footer, but whose they are is not known.
+            state.producers.set_forgotten();
+            return Ok(());
+        };
+        if let Body::Runs(directory) = &extent.body {
+            state.produced(directory);
+        }
+        header = extent.header;
+    }
 }
 
 fn read_page<S: SegmentSource>(

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use super::RecoveredPartition;
 use crate::checkpoint::Checkpoint;
+use crate::dedup::{PRODUCERS_SECTION, Producers};
+use crate::extent::Directory;
 use crate::ids::{Epoch, Offset, PartitionKey};
 
 /// Ends of all partitions, as far as the log has been read.
@@ -15,6 +17,7 @@ pub(super) struct State {
     /// Damage since the last checkpoint may hide records.
     pub(super) uncertain: bool,
     pub(super) partitions: BTreeMap<PartitionKey, RecoveredPartition>,
+    pub(super) producers: Producers,
 }
 
 impl State {
@@ -26,9 +29,21 @@ impl State {
             partition.log_start = partition.log_start.max(listed.log_start);
             partition.raise_end(listed.next_offset, listed.last_epoch);
         }
+        self.producers = producers_of(checkpoint);
         self.epoch = self.epoch.max(checkpoint.epoch);
         self.clean = checkpoint.clean;
         self.uncertain = false;
+    }
+
+    /// Takes the runs of an extent.
+    pub(super) fn extent(&mut self, directory: &Directory) {
+        directory.runs.iter().for_each(|run| self.run(run.key, run.next_offset, run.epoch));
+        self.produced(directory);
+    }
+
+    /// Takes what an extent says about producers.
+    pub(super) fn produced(&mut self, directory: &Directory) {
+        directory.produced().for_each(|(key, batch)| self.producers.stored(key, batch));
     }
 
     /// Takes a run.
@@ -40,9 +55,22 @@ impl State {
 
     /// Something that was synced is lost.
     pub(super) fn lost(&mut self) {
+        self.producers.set_forgotten();
         self.uncertain = true;
         self.clean = false;
     }
+}
+
+/// The windows that a checkpoint has: they say all that was flushed before it. What can't be read is forgotten.
+fn producers_of(checkpoint: &Checkpoint) -> Producers {
+    let Some(section) = checkpoint.sections.iter().find(|section| section.kind == PRODUCERS_SECTION) else {
+        return Producers::default();
+    };
+    Producers::of_section(&section.bytes).unwrap_or_else(|_| {
+        let mut producers = Producers::default();
+        producers.set_forgotten();
+        producers
+    })
 }
 
 impl RecoveredPartition {

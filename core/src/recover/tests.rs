@@ -93,14 +93,14 @@ fn a_log_of_another_shard_version_or_size_is_refused() {
         recover(&mut writer.files.clone(), LOG_ID, 2 * SEGMENT_BYTES),
         Err(RecoverError::SegmentBytes { .. })
     ));
-    // A whole header of version 2 where the next extent belongs: cutting there would lose what a later version wrote.
+    // A whole header of version 3 where the next extent belongs: cutting there would lose what a later version wrote.
     let place = writer.written.last().unwrap().end() as usize;
     let mut header = writer.written.last().unwrap().bytes[..64].to_vec();
-    header[4] = 2;
+    header[4] = 3;
     let crc = crate::crc::crc32c(&header[..60]);
     header[60..].copy_from_slice(&crc.to_le_bytes());
     writer.files.newest()[place..place + 64].copy_from_slice(&header);
-    assert!(matches!(writer.files.recover(), Err(RecoverError::Version { version: 2, .. })));
+    assert!(matches!(writer.files.recover(), Err(RecoverError::Version { version: 3, .. })));
 }
 
 #[test]

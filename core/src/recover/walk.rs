@@ -5,7 +5,9 @@ use super::reader::SegmentReader;
 use super::{LostRange, RecoverError, SegmentSource, unsupported};
 use crate::checkpoint::Checkpoint;
 use crate::crc::crc32c;
-use crate::extent::{EXTENT_HEADER_BYTES, ExtentError, ExtentHeader, ExtentKind, RunEntry, decode_directory};
+use crate::extent::{
+    Directory, EXTENT_HEADER_BYTES, ExtentError, ExtentHeader, ExtentKind, RunEntry, decode_directory,
+};
 use crate::ids::{Epoch, ExtentSequence, Incarnation, LogId, Position};
 use crate::limits::DISK_BLOCK_BYTES;
 use crate::segment::{FIRST_EXTENT_AT, position_of};
@@ -29,7 +31,7 @@ pub(super) struct LogShape {
 /// What an accepted extent carries.
 #[derive(Debug)]
 pub(super) enum Body {
-    Runs(Vec<RunEntry>),
+    Runs(Directory),
     Checkpoint(Checkpoint),
 }
 
@@ -384,7 +386,7 @@ fn is_of_life(header: &ExtentHeader, log: LogShape, position: Position, chain: &
 
 /// Checks the CRC of each run of an extent.
 fn runs_are_whole<S: SegmentSource>(reader: &mut SegmentReader<'_, S>, extent: &Extent) -> Result<bool, RecoverError> {
-    let Body::Runs(runs) = &extent.body else { return Ok(true) };
+    let Body::Runs(directory) = &extent.body else { return Ok(true) };
     let bytes = extent.header.extent_bytes as usize;
     let Some(bytes) = reader.bytes(extent.place, bytes, bytes.max(AHEAD_BYTES))? else { return Ok(false) };
     // The directory was checked to keep its runs inside the extent.
@@ -392,5 +394,5 @@ fn runs_are_whole<S: SegmentSource>(reader: &mut SegmentReader<'_, S>, extent: &
         let from = run.place as usize;
         crc32c(&bytes[from..from + run.stored_bytes as usize]) == run.crc
     };
-    Ok(runs.iter().all(whole))
+    Ok(directory.runs.iter().all(whole))
 }

@@ -97,7 +97,7 @@ mod tests {
             let (mut runs, mut live, mut heads) = (Vec::new(), Vec::new(), Vec::new());
             for extent in &extents {
                 let sizes: Vec<u32> = extent.iter().map(|(size, _)| size * 500).collect();
-                let layout = Layout::of_runs(&sizes);
+                let layout = Layout::of_runs(&sizes, 0);
                 for ((size, is_live), at) in sizes.iter().zip(extent).map(|(size, (_, live))| (*size, *live))
                     .zip(&layout.run_places)
                 {

@@ -24,7 +24,7 @@ fn batch_of(key: PartitionKey, records: u32, body: usize, mark: u64) -> Vec<u8> 
         batch_bytes: size as u32,
         record_count: records,
         key,
-        producer_id: mark,
+        base_timestamp_ms: mark as i64,
         codec,
         raw_body_bytes,
         ..Default::default()
@@ -223,7 +223,7 @@ impl Harness {
                         let (header, _) = batch.unwrap();
                         if header.key == key {
                             sizes = (sizes.0 + header.batch_bytes as usize, sizes.1 + header.raw_bytes());
-                            got.push((header.base_offset.0, header.next_offset().0, header.producer_id));
+                            got.push((header.base_offset.0, header.next_offset().0, header.base_timestamp_ms as u64));
                         }
                     }
                 }
@@ -424,4 +424,92 @@ fn batches_that_decompress_to_much_use_the_budget_up_by_that() {
     let scanned = store.plan_scan(&memory, KEYS[0], Offset(4), 5_000_000, false);
     let FetchPlan::Memory { bytes, counted_bytes, next_offset, .. } = scanned else { panic!("{scanned:?}") };
     assert!(bytes == counted_bytes && next_offset == Offset(400), "{next_offset}");
+}
+
+/// A batch of 3 records of producer 7.
+fn numbered(sequence: u32, body: usize) -> (BatchHeader, Vec<u8>) {
+    let mut bytes = batch_of(KEYS[0], 3, body, 1);
+    let header = BatchHeader::parse(&bytes).unwrap();
+    BatchHeader { producer_id: 7, base_sequence: sequence, ..header }.write(&mut bytes);
+    seal_crc(&mut bytes);
+    (BatchHeader::parse(&bytes).unwrap(), bytes)
+}
+
+#[test]
+fn a_batch_that_is_refused_for_memory_moves_no_window_and_a_duplicate_takes_none() {
+    let mut harness = Harness::new();
+    let mut sequence = 0;
+    let (header, bytes) = loop {
+        let (header, bytes) = numbered(sequence, 100_000);
+        match harness.store.append(&harness.memory, &header, &bytes, 0, 0) {
+            Ok(_) => sequence += 3,
+            Err(AppendError::Busy { .. }) => break (header, bytes),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let (last, last_bytes) = numbered(sequence - 3, 100_000);
+    let first = harness.store.append(&harness.memory, &last, &last_bytes, 0, 0).unwrap();
+    assert!(first.duplicate && first.next_offset == Offset(sequence.into()));
+    let (behind, behind_bytes) = numbered(sequence + 3, 10);
+    for _ in 0..2 {
+        assert!(matches!(harness.store.append(&harness.memory, &header, &bytes, 0, 0), Err(AppendError::Busy { .. })));
+        let gap = harness.store.append(&harness.memory, &behind, &behind_bytes, 0, 0);
+        assert_eq!(gap, Err(AppendError::Sequence(SequenceError::Gap { expected: sequence })));
+    }
+    // Once there is room it is taken where it was refused.
+    let plan = harness.store.plan_flush(FlushScope::All, &mut None, usize::MAX, 9, 1).unwrap();
+    harness.store.flush_copied(&harness.memory, &plan);
+    harness.store.flush_completed(&harness.memory, &plan);
+    let taken = harness.store.append(&harness.memory, &header, &bytes, 0, 0).unwrap();
+    assert_eq!((taken.base_offset, taken.duplicate), (Offset(sequence.into()), false));
+}
+
+#[test]
+fn a_checkpoint_tells_of_flushed_batches_only_and_adopted_ones_come_back() {
+    use crate::dedup::RunProducers;
+    let mut harness = Harness::new();
+    let append = |harness: &mut Harness, sequence| {
+        let (header, bytes) = numbered(sequence, 50);
+        harness.store.append(&harness.memory, &header, &bytes, 0, 0).map(|appended| appended.base_offset.0)
+    };
+    assert_eq!(append(&mut harness, 0), Ok(0));
+    assert_eq!(append(&mut harness, 3), Ok(3));
+    let mut plan = harness.store.plan_flush(FlushScope::All, &mut None, usize::MAX, 9, 1).unwrap();
+    assert_eq!(plan.idempotent, 2);
+    let mut gathered = RunProducers::default();
+    for span in &plan.runs[0].spans {
+        gathered.batches(0, harness.memory.read(span.block, span.at as usize, span.bytes as usize));
+    }
+    gathered.end_run();
+    plan.producers = gathered.into_entries();
+    harness.store.flush_copied(&harness.memory, &plan);
+    assert_eq!(append(&mut harness, 6), Ok(6));
+    assert_eq!(harness.store.producers_section(), None, "nothing is flushed yet");
+    harness.store.flush_completed(&harness.memory, &plan);
+
+    let read = || Producers::of_section(&harness.store.producers_section().unwrap().bytes).unwrap();
+    let offsets = |producers: &Producers| -> Vec<u64> {
+        producers.windows().flat_map(|(_, window)| window.batches()).map(|batch| batch.base_offset.0).collect()
+    };
+    assert_eq!(offsets(&read()), [0, 3]);
+    // The next life: with the memory, and without it.
+    let mut next = ShardStore::new(SLABS, Epoch(1));
+    assert!(next.add_partition(start(KEYS[0], 6)));
+    next.set_producers(read());
+    let mut without = next.emptied(SLABS);
+    assert_eq!(offsets(without.producers()), [0, 3]);
+    let (header, bytes) = numbered(6, 50);
+    let memory = TestMemory::new(SLABS);
+    assert!(!without.append(&memory, &header, &bytes, 0, 0).unwrap().duplicate);
+    let mut next = ShardStore::new(SLABS, Epoch(1));
+    assert!(next.add_partition(start(KEYS[0], 6)));
+    next.set_producers(read());
+    adopt(&mut next, &harness.memory, harness.memory.live()).unwrap();
+    assert_eq!(offsets(next.producers()), [0, 3, 6]);
+    let again = next.append(&harness.memory, &header, &bytes, 0, 0).unwrap();
+    assert_eq!((again.base_offset, again.duplicate), (Offset(6), true));
+    assert_eq!(
+        next.producers_section().map(|section| section.bytes),
+        harness.store.producers_section().map(|section| section.bytes)
+    );
 }

@@ -6,6 +6,7 @@ use ringmain_core::acks::Taken;
 use ringmain_core::batch::any_compressed;
 use ringmain_core::block::BlockMemory;
 use ringmain_core::crc::crc32c;
+use ringmain_core::dedup::RunProducers;
 use ringmain_core::extent::{EXTENT_HEADER_BYTES, ExtentKind, Layout, RunEntry, encode_directory};
 use ringmain_core::flush::{FlushPlan, FlushScope, PlannedRun};
 use ringmain_core::ids::PartitionKey;
@@ -43,7 +44,8 @@ impl Shard {
         let waiting: BTreeSet<PartitionKey> = self.acks.pending_keys().collect();
         let scope = if waiters_only { FlushScope::Only(&waiting) } else { FlushScope::All };
         let now_ms = world.wall.passed_ms;
-        let plan = self.store.plan_flush(scope, &mut self.after, world.plan_bytes_max, 64, now_ms)?;
+        let mut plan = self.store.plan_flush(scope, &mut self.after, world.plan_bytes_max, 64, now_ms)?;
+        self.read_producers(&mut plan);
         let taken: Taken = self.acks.take(&plan.marks());
         Some(Planned { plan, taken })
     }
@@ -54,9 +56,9 @@ impl Shard {
         let mut stored: Vec<(Vec<u8>, u8)> = raw.iter().map(|bytes| (bytes.clone(), 0)).collect();
         self.pack(world, plan, &mut stored);
         let sizes = |runs: &[(Vec<u8>, u8)]| -> Vec<u32> { runs.iter().map(|(bytes, _)| bytes.len() as u32).collect() };
-        let mut layout = Layout::of_runs(&sizes(&stored));
+        let mut layout = Layout::of_runs(&sizes(&stored), plan.producers.len());
         let as_it_is: Vec<(Vec<u8>, u8)> = raw.into_iter().map(|bytes| (bytes, 0)).collect();
-        let layout_as_it_is = Layout::of_runs(&sizes(&as_it_is));
+        let layout_as_it_is = Layout::of_runs(&sizes(&as_it_is), plan.producers.len());
         let raw_sizes = sizes(&as_it_is);
         if layout.extent_bytes == layout_as_it_is.extent_bytes && !world.rng.once_in(2) {
             (layout, stored) = (layout_as_it_is, as_it_is);
@@ -84,9 +86,21 @@ impl Shard {
                 max_append_time_ms: world.wall.now_ms(),
             });
         }
-        let directory = encode_directory(&entries);
+        let directory = encode_directory(&entries, &plan.producers);
         image[EXTENT_HEADER_BYTES..EXTENT_HEADER_BYTES + directory.len()].copy_from_slice(&directory);
         (layout, image, entries)
+    }
+
+    /// What the directory says about idempotent producers.
+    fn read_producers(&self, plan: &mut FlushPlan) {
+        let mut gathered = RunProducers::default();
+        for (number, run) in (0..).zip(&plan.runs) {
+            for span in run.spans.iter().filter(|span| span.idempotent > 0) {
+                gathered.batches(number, self.arena.read(span.block, span.at as usize, span.bytes as usize));
+            }
+            gathered.end_run();
+        }
+        plan.producers = gathered.into_entries();
     }
 
     fn bytes_of(&self, run: &PlannedRun) -> Vec<u8> {

@@ -132,7 +132,8 @@ impl Shard {
             last_epoch,
         };
         let partitions = self.store.snapshot().into_iter().map(partition).collect();
-        Checkpoint { epoch: self.store.epoch(), clean, created_ms: 0, partitions, sections: Vec::new() }
+        let sections = self.store.producers_section().into_iter().collect();
+        Checkpoint { epoch: self.store.epoch(), clean, created_ms: 0, partitions, sections }
     }
 
     fn has_room_for(&self, checkpoint: &Checkpoint) -> bool {

@@ -173,6 +173,7 @@ fn filled_store(world: &World, recovered: &Recovered, epoch: Epoch) -> ShardStor
     for (&key, &created) in &world.created {
         add_partition(&mut store, key, recovered.partitions.get(&key).copied().unwrap_or(never_flushed(created)));
     }
+    store.set_producers(recovered.producers.clone());
     store
 }
 
@@ -245,5 +246,8 @@ fn check_left(world: &mut World, shard: &mut Shard) {
         if seen.last().map_or(ends.log_start(), |last| last.next) < ends.log_end() {
             world.ledger.resumed(key, ends.log_end());
         }
+    }
+    if !world.is_damaged() {
+        world.ledger.check_windows(shard.store.producers(), |key| world.created.contains_key(key));
     }
 }

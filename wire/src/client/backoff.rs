@@ -33,12 +33,19 @@ impl Backoff {
         Ok(())
     }
 
+    /// The same after a failure that the caller has mended, whatever its kind.
+    pub(crate) async fn wait_mended(&mut self, error: ClientError) -> Result<(), ClientError> {
+        tokio::time::sleep(self.pause_mended(error)?).await;
+        Ok(())
+    }
+
     /// After a failed attempt: how long to wait until the next one, or why there is none.
     pub(crate) fn pause(&mut self, error: ClientError) -> Result<Duration, ClientError> {
+        if error.retriable() { self.pause_mended(error) } else { Err(error) }
+    }
+
+    fn pause_mended(&mut self, error: ClientError) -> Result<Duration, ClientError> {
         self.attempts += 1;
-        if !error.retriable() {
-            return Err(error);
-        }
         let wait = jittered(self.next).max(error.retry_after().min(RETRY_AFTER_MAX));
         let now = Instant::now();
         if now + wait > self.until {

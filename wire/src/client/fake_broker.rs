@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use ringmain_core::batch::{BatchHeader, stamp};
+use ringmain_core::dedup::{Decision, ProducerBatch, Producers, SequenceError};
 use ringmain_core::ids::{Durability, Epoch, Offset, PartitionKey, TopicId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -36,6 +37,8 @@ pub enum Fault {
     DropBefore,
     /// Does it and closes the connection without an answer.
     DropAfter,
+    /// The same, and gives up what it knows of producers.
+    Forget,
     /// Does it and answers with these bytes.
     Garbage(Vec<u8>),
     /// Does it and says nothing.
@@ -46,6 +49,7 @@ pub enum Fault {
 pub struct State {
     /// Stamped batches by partition.
     pub log: HashMap<u32, Vec<Vec<u8>>>,
+    pub producers: Producers,
     pub next_offset: HashMap<u32, u64>,
     pub log_start: HashMap<u32, u64>,
     pub gaps: HashMap<u32, Gap>,
@@ -93,6 +97,12 @@ impl State {
         *next += u64::from(header.record_count);
         self.log.entry(header.key.partition).or_default().push(batch);
         (header.key, base)
+    }
+
+    /// Gives up what it knows of producers, and knows that it does.
+    pub fn forget_producers(&mut self) {
+        self.producers = Producers::default();
+        self.producers.set_forgotten();
     }
 
     fn end(&self, partition: u32) -> u64 {
@@ -178,6 +188,10 @@ async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>, partitions: u32)
         };
         match fault {
             Some(Fault::DropAfter) => return Ok(()),
+            Some(Fault::Forget) => {
+                locked(&state).forget_producers();
+                return Ok(());
+            }
             Some(Fault::Silence) => continue,
             Some(Fault::Garbage(bytes)) => {
                 stream.write_all(&bytes).await?;
@@ -274,11 +288,32 @@ fn produce(state: &mut State, request: ProduceRequest, payload: &[u8]) -> Vec<Pr
     let batches = produced_batches(payload).map(Result::unwrap);
     let outcomes = batches.map(|(header, batch)| {
         check_produced(&header, batch).unwrap();
-        let (key, base_offset) = state.append(batch);
         let level = request.durability.unwrap_or(Durability::Memory);
-        ProduceOutcome { key, base_offset, level, leader_epoch: Epoch(1), ..ProduceOutcome::default() }
+        let outcome = ProduceOutcome { key: header.key, level, leader_epoch: Epoch(1), ..ProduceOutcome::default() };
+        match state.producers.check(&header, Epoch(1)) {
+            Ok(Decision::New) => {
+                let (key, base_offset) = state.append(batch);
+                if let Some(batch) = ProducerBatch::of(&header, base_offset, Epoch(1)) {
+                    state.producers.stored(key, &batch);
+                }
+                ProduceOutcome { base_offset, ..outcome }
+            }
+            Ok(Decision::Duplicate(first)) => {
+                ProduceOutcome { base_offset: first.base_offset, duplicate: true, ..outcome }
+            }
+            Err(error) => ProduceOutcome { code: code_of(error), ..outcome },
+        }
     });
     outcomes.collect()
+}
+
+fn code_of(error: SequenceError) -> ErrorCode {
+    match error {
+        SequenceError::Gap { .. } => ErrorCode::OUT_OF_SEQUENCE,
+        SequenceError::Fenced { .. } => ErrorCode::PRODUCER_FENCED,
+        SequenceError::TooOld { .. } | SequenceError::Reused { .. } => ErrorCode::SEQUENCE_UNKNOWN,
+        SequenceError::Forgotten => ErrorCode::PRODUCER_UNKNOWN,
+    }
 }
 
 fn fetch(state: &mut State, request: &FetchRequest) -> (Response, Vec<u8>) {

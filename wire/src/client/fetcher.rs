@@ -227,7 +227,7 @@ impl Fetcher {
                     self.shared.tags.as_ref(),
                 ),
                 ClientAction::ResetOffset => fetched.reset(position, outcome),
-                ClientAction::Fix => {
+                ClientAction::Renumber | ClientAction::Fix => {
                     fetched.events.push(Err(server_error(outcome)));
                     lost.push(position.key);
                 }

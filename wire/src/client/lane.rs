@@ -1,6 +1,6 @@
 //! A lane: everything of one producer for one partition. Records are copied into the open batch; full batches wait in
-//! order; one batch at a time is under way, until it is acked or has failed for good. That is what keeps the order of a
-//! partition across retries and reconnects: nothing overtakes a batch whose fate is open.
+//! order. Without idempotence one batch at a time is under way, until it is acked or has failed for good. That is what keeps
+//! the order of a partition across retries and reconnects: nothing overtakes a batch whose fate is open.
 
 use std::collections::VecDeque;
 use std::future::IntoFuture;
@@ -94,8 +94,8 @@ struct LaneState {
     builder: BatchBuilder,
     open: Option<OpenBatch>,
     ready: VecDeque<ReadyBatch>,
-    /// Fate of the batch under way.
-    under_way: Option<watch::Receiver<Fate>>,
+    /// Fates of the batches under way, oldest first; the front ones may be known.
+    under_way: VecDeque<watch::Receiver<Fate>>,
     /// The first batch that was given up since the last flush: why.
     failed: Option<ClientError>,
     closing: bool,
@@ -125,7 +125,7 @@ impl Lane {
             builder: BatchBuilder::with_bytes_max(key, batch_bytes),
             open: None,
             ready: VecDeque::new(),
-            under_way: None,
+            under_way: VecDeque::new(),
             failed: None,
             closing: false,
             started: false,
@@ -195,7 +195,7 @@ impl Lane {
         Ok(Pushed { delivery, first, sealed: true })
     }
 
-    /// The next batch to send, once there is one: a full one, or the open one when it has lingered. None when the lane is
+    /// The next batch to send, once there is one (nothing is lost when the future is dropped): a full one, or the open one when it has lingered. None when the lane is
     /// closing and empty.
     pub(crate) async fn next(&self) -> Option<ReadyBatch> {
         loop {
@@ -208,7 +208,10 @@ impl Lane {
                     state.seal(false);
                 }
                 if let Some(batch) = state.ready.pop_front() {
-                    state.under_way = Some(batch.fate.subscribe());
+                    while state.under_way.front().is_some_and(|fate| fate.borrow().is_some()) {
+                        state.under_way.pop_front();
+                    }
+                    state.under_way.push_back(batch.fate.subscribe());
                     return Some(batch);
                 }
                 if state.closing {

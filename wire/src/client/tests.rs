@@ -7,7 +7,7 @@ use ringmain_core::ids::{Durability, Offset, PartitionKey};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::fake_broker::{FakeBroker, Fault, TOPIC, TOPIC_ID};
+use super::fake_broker::{FakeBroker, Fault, State, TOPIC, TOPIC_ID};
 use super::*;
 use crate::batch_builder::{BatchBuilder, PushError};
 use crate::error_code::ErrorCode;
@@ -139,10 +139,32 @@ async fn producers_do_not_all_begin_with_the_same_partition() {
     assert!(first.len() > 1);
 }
 
-/// Every kind of failure, many times: each partition must hold its records in order, where a batch may stand twice, one
-/// copy behind the other, and each ack must name an offset at which that very record stands.
+/// Each partition must hold its records in order, where a batch may stand twice, one copy behind the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_is_kept_across_refusals_lost_connections_and_lost_answers() {
+    for (partition, log) in produced_through_faults(false).await.iter().enumerate() {
+        let mut seen = HashSet::new();
+        let first_times: Vec<_> = log.iter().filter(|text| seen.insert(*text)).collect();
+        assert!(first_times.is_sorted() && first_times.len() == 200, "partition {partition} is out of order");
+        // A repeat never goes back past a batch that was acked: at most one batch is repeated.
+        for pair in log.windows(2) {
+            let (before, after): (u32, u32) = (pair[0].parse().unwrap(), pair[1].parse().unwrap());
+            assert!(after > before || before - after < 3 * 30, "{before} then {after}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_numbered_record_is_stored_once_across_refusals_lost_connections_and_lost_answers() {
+    for (partition, log) in (0..).zip(produced_through_faults(true).await) {
+        let expected: Vec<String> = (0..200).map(|number: u32| format!("{:06}", number * 3 + partition)).collect();
+        assert_eq!(log, expected, "partition {partition}");
+    }
+}
+
+/// Sends 200 numbers to each of three partitions while every kind of failure happens many times. Each ack must name an
+/// offset at which that very record stands. Gives what is stored.
+async fn produced_through_faults(idempotent: bool) -> Vec<Vec<String>> {
     let broker = FakeBroker::start(3).await;
     broker.with(|state| {
         for round in 0..10 {
@@ -155,7 +177,8 @@ async fn order_is_kept_across_refusals_lost_connections_and_lost_answers() {
         }
     });
     let client = connected(&broker).await;
-    let mut config = ProducerConfig { batch_bytes: 600, linger: Duration::ZERO, ..ProducerConfig::default() };
+    let mut config =
+        ProducerConfig { batch_bytes: 600, linger: Duration::ZERO, idempotent, ..ProducerConfig::default() };
     config.retry_for = Duration::from_secs(60);
     let producer = client.producer(TOPIC, config).await.unwrap();
     let mut deliveries = Vec::new();
@@ -171,17 +194,55 @@ async fn order_is_kept_across_refusals_lost_connections_and_lost_answers() {
         let (offset, stored) = &logs[partition as usize][delivered.offset.0 as usize];
         assert_eq!((*offset, stored), (delivered.offset.0, &text));
     }
-    for (partition, log) in logs.iter().enumerate() {
-        let mut seen = HashSet::new();
-        let first_times: Vec<_> = log.iter().map(|(_, text)| text).filter(|text| seen.insert(*text)).collect();
-        assert!(first_times.is_sorted() && first_times.len() == 200, "partition {partition} is out of order");
-        // A repeat never goes back past a batch that was acked: at most one batch is repeated.
-        for pair in log.windows(2) {
-            let (before, after): (u32, u32) = (pair[0].1.parse().unwrap(), pair[1].1.parse().unwrap());
-            assert!(after > before || before - after < 3 * 30, "{before} then {after}");
-        }
+    let stats = producer.stats();
+    assert!(stats.retries >= 30, "{stats:?}");
+    assert_eq!(stats.duplicates > 0, idempotent, "{stats:?}");
+    logs.into_iter().map(|log| log.into_iter().map(|(_, text)| text).collect()).collect()
+}
+
+#[tokio::test]
+async fn a_producer_that_was_forgotten_goes_on_unless_a_record_may_be_stored() {
+    let broker = FakeBroker::start(1).await;
+    let producer = connected(&broker).await.producer(TOPIC, ProducerConfig::default()).await.unwrap();
+    let send = async |text| producer.send(&value(text), None).await.unwrap().await;
+    assert_eq!(send("a").await.unwrap().offset, Offset(0));
+    let first = producer.identity().unwrap();
+    broker.with(State::forget_producers);
+    // Its first attempt is refused, so it is not stored: it goes on in the next epoch.
+    assert_eq!(send("b").await.unwrap().offset, Offset(1));
+    assert_eq!(producer.identity().unwrap(), ProducerIdentity { epoch: first.epoch + 1, ..first });
+    // Whether this one is stored nobody can say: it is, and the client does not store it again.
+    broker.with(|state| state.produce_faults.push_back(Fault::Forget));
+    assert_eq!(send("c").await.unwrap_err().code(), Some(ErrorCode::PRODUCER_UNKNOWN));
+    assert_eq!(send("d").await.unwrap().offset, Offset(3));
+    let stored = broker.with(|state| state.records(0));
+    assert_eq!(stored.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+}
+
+#[tokio::test]
+async fn five_batches_of_a_partition_are_under_way_and_are_stored_once_when_their_answers_are_lost() {
+    let broker = FakeBroker::start(1).await;
+    let client = connected(&broker).await;
+    let config = ProducerConfig { batch_bytes: 200, linger: Duration::ZERO, ..ProducerConfig::default() };
+    let producer = client.producer(TOPIC, config).await.unwrap();
+    assert_eq!(producer.send(&value("first"), None).await.unwrap().await.unwrap().offset, Offset(0));
+    broker.with(|state| state.produce_faults.extend(std::iter::repeat_n(Fault::Silence, 5)));
+    let mut deliveries = Vec::new();
+    for number in 0..20 {
+        deliveries.push(producer.send(&value(&format!("{number:050}")), None).await.unwrap());
     }
-    assert!(producer.stats().retries >= 30);
+    let all_sent = async {
+        while broker.with(|state| state.produces) < 6 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), all_sent).await.unwrap();
+    client.connection_for(TOPIC, 0).await.unwrap().close();
+    for (number, delivery) in (1..).zip(deliveries) {
+        assert_eq!(delivery.await.unwrap().offset, Offset(number));
+    }
+    assert_eq!(producer.stats().duplicates, 5);
+    assert_eq!(broker.with(|state| state.records(0)).len(), 21);
 }
 
 #[tokio::test]

@@ -1340,6 +1340,9 @@ impl<'a> ProduceResult<'a> {
   pub const VT_SYNCED_END: ::flatbuffers::VOffsetT = 18;
   pub const VT_RETRY_AFTER_MS: ::flatbuffers::VOffsetT = 20;
   pub const VT_MESSAGE: ::flatbuffers::VOffsetT = 22;
+  pub const VT_DUPLICATE: ::flatbuffers::VOffsetT = 24;
+  pub const VT_NEXT_SEQUENCE: ::flatbuffers::VOffsetT = 26;
+  pub const VT_PRODUCER_EPOCH: ::flatbuffers::VOffsetT = 28;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -1355,11 +1358,14 @@ impl<'a> ProduceResult<'a> {
     builder.add_flushed_end(args.flushed_end);
     builder.add_base_offset(args.base_offset);
     builder.add_topic_id(args.topic_id);
+    builder.add_next_sequence(args.next_sequence);
     if let Some(x) = args.message { builder.add_message(x); }
     builder.add_retry_after_ms(args.retry_after_ms);
     builder.add_leader_epoch(args.leader_epoch);
     builder.add_partition(args.partition);
+    builder.add_producer_epoch(args.producer_epoch);
     builder.add_code(args.code);
+    builder.add_duplicate(args.duplicate);
     builder.add_level(args.level);
     builder.finish()
   }
@@ -1436,6 +1442,29 @@ impl<'a> ProduceResult<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(ProduceResult::VT_MESSAGE, None)}
   }
+  /// The batch was stored before, by a request that came earlier; `base_offset` and `leader_epoch` are of then.
+  #[inline]
+  pub fn duplicate(&self) -> bool {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<bool>(ProduceResult::VT_DUPLICATE, Some(false)).unwrap()}
+  }
+  /// With a code of idempotent producers: the sequence that is next, and the producer's epoch here.
+  #[inline]
+  pub fn next_sequence(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(ProduceResult::VT_NEXT_SEQUENCE, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn producer_epoch(&self) -> u16 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u16>(ProduceResult::VT_PRODUCER_EPOCH, Some(0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for ProduceResult<'_> {
@@ -1454,6 +1483,9 @@ impl ::flatbuffers::Verifiable for ProduceResult<'_> {
      .visit_field::<u64>("synced_end", Self::VT_SYNCED_END, false)?
      .visit_field::<u32>("retry_after_ms", Self::VT_RETRY_AFTER_MS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("message", Self::VT_MESSAGE, false)?
+     .visit_field::<bool>("duplicate", Self::VT_DUPLICATE, false)?
+     .visit_field::<u32>("next_sequence", Self::VT_NEXT_SEQUENCE, false)?
+     .visit_field::<u16>("producer_epoch", Self::VT_PRODUCER_EPOCH, false)?
      .finish();
     Ok(())
   }
@@ -1469,6 +1501,9 @@ pub struct ProduceResultArgs<'a> {
     pub synced_end: u64,
     pub retry_after_ms: u32,
     pub message: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub duplicate: bool,
+    pub next_sequence: u32,
+    pub producer_epoch: u16,
 }
 impl<'a> Default for ProduceResultArgs<'a> {
   #[inline]
@@ -1484,6 +1519,9 @@ impl<'a> Default for ProduceResultArgs<'a> {
       synced_end: 0,
       retry_after_ms: 0,
       message: None,
+      duplicate: false,
+      next_sequence: 0,
+      producer_epoch: 0,
     }
   }
 }
@@ -1534,6 +1572,18 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ProduceResultBuilder<'a, 'b, 
     self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ProduceResult::VT_MESSAGE, message);
   }
   #[inline]
+  pub fn add_duplicate(&mut self, duplicate: bool) {
+    self.fbb_.push_slot::<bool>(ProduceResult::VT_DUPLICATE, duplicate, false);
+  }
+  #[inline]
+  pub fn add_next_sequence(&mut self, next_sequence: u32) {
+    self.fbb_.push_slot::<u32>(ProduceResult::VT_NEXT_SEQUENCE, next_sequence, 0);
+  }
+  #[inline]
+  pub fn add_producer_epoch(&mut self, producer_epoch: u16) {
+    self.fbb_.push_slot::<u16>(ProduceResult::VT_PRODUCER_EPOCH, producer_epoch, 0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ProduceResultBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     ProduceResultBuilder {
@@ -1561,6 +1611,9 @@ impl ::core::fmt::Debug for ProduceResult<'_> {
       ds.field("synced_end", &self.synced_end());
       ds.field("retry_after_ms", &self.retry_after_ms());
       ds.field("message", &self.message());
+      ds.field("duplicate", &self.duplicate());
+      ds.field("next_sequence", &self.next_sequence());
+      ds.field("producer_epoch", &self.producer_epoch());
       ds.finish()
   }
 }

@@ -178,7 +178,7 @@ impl Writer {
 
     pub(super) fn data_in_flight(&mut self, runs: &[(u32, u64, u32)]) -> Written {
         let sizes: Vec<u32> = runs.iter().map(|(_, _, bytes)| *bytes).collect();
-        let layout = Layout::of_runs(&sizes);
+        let layout = Layout::of_runs(&sizes, 0);
         let mut entries = Vec::new();
         let mut bodies = Vec::new();
         for ((partition, records, bytes), place) in runs.iter().zip(&layout.run_places) {
@@ -204,7 +204,7 @@ impl Writer {
             });
             bodies.push(body);
         }
-        let directory = encode_directory(&entries);
+        let directory = encode_directory(&entries, &[]);
         self.write(ExtentKind::Data, &layout, &directory, entries, &bodies)
     }
 
