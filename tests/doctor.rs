@@ -2,9 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/mount.rs"]
-#[allow(dead_code, reason = "shared with the tests of limits")]
-mod mount;
 mod support;
 
 use std::net::TcpListener;
@@ -12,7 +9,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use mount::Mount;
+use support::mount::Mount;
 use serde_json::Value;
 use support::broker::{Home, RINGMAIN};
 
