@@ -9,9 +9,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use support::mount::Mount;
 use serde_json::Value;
 use support::broker::{Home, RINGMAIN};
+use support::mount::Mount;
 
 /// Checks that are always made.
 const CHECKS: [&str; 18] = [
