@@ -431,8 +431,12 @@ pub fn parse_durability(text: &str) -> Result<Durability, String> {
 
 /// Checks a log filter, and gives it back.
 pub fn parse_log(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    // A lone word that is no level would be taken for the name of a module, and silence everything else.
+    let is_level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    let is_known = |word: &str| is_level(word) || word.contains(['=', ':', '[']) || word.starts_with("ringmain");
     match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
+        Ok(_) if !text.trim().is_empty() && text.split(',').map(str::trim).all(is_known) => Ok(text.to_owned()),
         _ => Err(format!("`{text}` is not a log level: use error, warn, info, debug or trace")),
     }
 }

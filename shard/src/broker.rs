@@ -11,7 +11,7 @@ use ringmain_core::limits::{ARENA_BYTES_MIN, EXTENT_BYTES_MAX, SHARDS_MAX, SLAB_
 use ringmain_core::topic::TopicInfo;
 
 use crate::admin::AdminService;
-use crate::arena::{ArenaError, ArenaIdentity, check_room, missing_bytes};
+use crate::arena::{ArenaError, ArenaIdentity, arena_path, check_room, missing_bytes};
 use crate::catalog::{Catalog, CatalogError};
 use crate::command::{COMMANDS_MAX, ShardCommand};
 use crate::control::{BrokerControl, Placements};
@@ -113,6 +113,9 @@ pub enum StartError {
     /// The memory filesystem has too little room.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// Memory of the process before lies elsewhere.
+    #[error("the process before had its memory in {dir}, and records that were acked from it are still there: start once with --arena-dir {dir} and stop, or remove ringmain-*.arena there to give them up", dir = .0.display())]
+    ArenaElsewhere(PathBuf),
     /// The host can't be told from others.
     #[error("can't tell which boot and data directory this is: {0}")]
     Identity(std::io::Error),
@@ -189,8 +192,10 @@ impl Broker {
         };
         let host = preflight::check(&preflight).map_err(StartError::Preflight)?;
         let slabs = slabs_of(config.memory_bytes, shards)?;
+        check_arenas_before(&config.arena, &data_dir)?;
         if let ArenaChoice::Dir(dir) = &config.arena {
             check_room_for_arenas(dir, &data_dir, slabs)?;
+            data_dir.remember_arena_dir(dir)?;
         }
         if data_dir.has_records() && !data_dir.catalog_path().exists() {
             return Err(CatalogError::Missing(data_dir.catalog_path()).into());
@@ -424,6 +429,21 @@ fn shard_config(config: &BrokerConfig, listeners: &Listeners, connections_max: u
         flush_interval: config.flush_interval,
         sync_interval: config.sync_interval,
     }
+}
+
+/// That the process before has not left memory where this one would not look for it.
+fn check_arenas_before(arena: &ArenaChoice, data_dir: &DataDir) -> Result<(), StartError> {
+    let Some(before) = data_dir.arena_dir_before()? else { return Ok(()) };
+    if matches!(arena, ArenaChoice::Dir(dir) if *dir == before) {
+        return Ok(());
+    }
+    for shard in (0..data_dir.shards()).map(ShardId) {
+        let identity = ArenaIdentity::of(data_dir.path(), data_dir.log_id(shard), shard);
+        if arena_path(&before, &identity.map_err(StartError::Identity)?).exists() {
+            return Err(StartError::ArenaElsewhere(before));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the memory filesystem has room for the arenas of all shards: each of them looks for itself only, and takes its

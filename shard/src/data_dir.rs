@@ -4,6 +4,7 @@
 //! DATA/LOCK             locked for the life of the process, holds its id
 //! DATA/identity         see identity.rs
 //! DATA/catalog.log      see catalog.rs
+//! DATA/arena-dir        the directory that the last process had its arenas in
 //! DATA/shard-NNN/       segments of one shard
 //! DATA/master/          the embedded master's database
 //! DATA/quarantine/      arenas that could not be adopted
@@ -15,8 +16,10 @@ mod identity;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -195,6 +198,34 @@ impl DataDir {
             Some(pid) => format!("process {pid}"),
             None => "another process".to_owned(),
         })
+    }
+
+    /// Where the process before had its arenas, if it had any: they may hold acked records.
+    ///
+    /// # Errors
+    /// When the file that says so can't be read.
+    pub fn arena_dir_before(&self) -> Result<Option<PathBuf>, DataDirError> {
+        let path = self.path.join("arena-dir");
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(PathBuf::from(OsString::from_vec(bytes)))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(DataDirError::io("read", &path)(error)),
+        }
+    }
+
+    /// Remembers where this process has its arenas.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn remember_arena_dir(&self, dir: &Path) -> Result<(), DataDirError> {
+        if self.arena_dir_before()?.as_deref() == Some(dir) {
+            return Ok(());
+        }
+        let (path, new) = (self.path.join("arena-dir"), self.path.join("arena-dir.new"));
+        let write = |file: &mut File| file.write_all(dir.as_os_str().as_bytes()).and_then(|()| file.sync_all());
+        let written = File::create(&new).and_then(|mut file| write(&mut file)).and_then(|()| fs::rename(&new, &path));
+        written.map_err(DataDirError::io("write", &path))?;
+        sync_dir(&self.path)
     }
 
     /// Whether a shard has segments: its topics are in the catalog then, which is made before them.

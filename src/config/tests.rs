@@ -171,3 +171,13 @@ fn every_setting_of_the_file_is_a_flag_and_an_environment_variable() {
         assert_eq!(variable.to_str().unwrap(), format!("RINGMAIN_{}", setting.key.to_uppercase()));
     }
 }
+
+#[test]
+fn a_mistyped_log_level_is_refused_and_filters_are_not() {
+    for text in ["info", "WARN", "info,ringmain_shard=debug", "ringmain_wire", "off"] {
+        assert_eq!(parse_log(text), Ok(text.to_owned()));
+    }
+    for text in ["inof", "info,debgu", "", "ringmain=nonsense"] {
+        assert!(parse_log(text).is_err(), "{text}");
+    }
+}

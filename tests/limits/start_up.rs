@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ringmain_core::ids::Durability;
+
 use crate::mount::Mount;
 use crate::support::*;
 
@@ -271,4 +273,28 @@ fn too_few_open_files_are_told_with_how_to_raise_the_limit() {
     command.arg("--nofile=64:64").arg(BINARY);
     serve_args(&mut command, &place);
     assert_says(&refusal(&mut command), &["files may be open", "ulimit -n", "LimitNOFILE"]);
+}
+
+#[test]
+fn a_start_that_would_leave_acked_memory_behind_is_refused() {
+    let place = Place::new();
+    let broker = place.start(1, "32MiB");
+    let topic = broker.topic("kept", 1);
+    let outcome = broker.client().produce(Durability::Memory, &batch(topic.topic_id, 0, &[b"acked"])).remove(0);
+    assert!(outcome.code.is_ok(), "{outcome:?}");
+    broker.kill();
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    for flags in [["--arena", "anonymous"], ["--arena-dir", other.path().to_str().unwrap()]] {
+        let mut command = serve_at(&place.data(), other.path());
+        let typed: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
+        command = Command::new(command.get_program());
+        // Without the directory that the support names.
+        let at = typed.iter().position(|word| word == "--arena-dir").unwrap();
+        command.args(&typed[..at]).args(&typed[at + 2..]).args(flags).args(["--shards", "1", "--memory", "32MiB"]);
+        assert_says(&refusal(&mut command), &["--arena-dir", &place.arena.path().display().to_string()]);
+    }
+    let broker = place.start(1, "32MiB");
+    let (_, payload) = broker.client().fetch(fetch_request(topic.topic_id, 0, 0, 0));
+    assert_eq!(records(&payload), [(0, b"acked".to_vec())]);
+    broker.stop();
 }
