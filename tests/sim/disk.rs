@@ -1,7 +1,8 @@
 //! A disk and its directory in memory that forget, at a crash, what a real one may forget, and that fail where a real one
 //! may fail.
 //!
-//! A write is submitted, completes later, and is durable only when a sync that was begun after its completion has ended.
+//! A write is submitted, completes later, and is durable only when a sync that was begun after its completion has ended, or
+//! when it was one that syncs itself.
 //! At a power cut each write that is not durable survives whole, in part (512-byte sectors), or not at all, whatever was
 //! written before or after it; a new length or name likewise. A killed process loses nothing that has completed; what it
 //! had in flight is written or not.
@@ -242,6 +243,26 @@ impl SimDisk {
         apply(&mut file.content, place, &bytes);
         file.unreadable.retain(|block| !(place..place + bytes.len()).contains(&(block * BLOCK)));
         if fails { Err(Halt::Failed) } else { Ok(()) }
+    }
+
+    /// The same for a write that syncs itself: its own bytes are durable then, and no others. What was written to their place
+    /// before can't come back over them.
+    pub fn complete_syncing(&mut self, segment: SegmentSequence, id: WriteId) -> Result<(), Halt> {
+        self.complete(segment, id)?;
+        let file = self.file(segment);
+        let at = file.changes.iter().position(|(other, _)| *other == id).expect("it has just completed");
+        let (_, Change::Write { place, bytes, .. }) = file.changes.remove(at) else { panic!("{id:?} is no write") };
+        apply(&mut file.durable, place, &bytes);
+        for (_, change) in &mut file.changes[..at] {
+            if let Change::Write { place: before, bytes: old, .. } = change {
+                let from = place.max(*before);
+                let to = (place + bytes.len()).min(*before + old.len());
+                if from < to {
+                    old[from - *before..to - *before].copy_from_slice(&bytes[from - place..to - place]);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes a file longer or shorter. Longer ones need room.

@@ -50,7 +50,7 @@ const CASES: [Case; 18] = [
 ];
 
 /// What else must happen, each in one of 200 seeds at least.
-const EVENTS: [&str; 21] = [
+const EVENTS: [&str; 22] = [
     "segment freed",
     "range punched",
     "topic deleted",
@@ -68,6 +68,7 @@ const EVENTS: [&str; 21] = [
     "run compressed",
     "packed run read",
     "zeros ahead",
+    "extent synced by its write",
     "clock leapt",
     "retention paused",
     "raised by age",

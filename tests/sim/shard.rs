@@ -48,6 +48,8 @@ struct Writing {
     segment: SegmentSequence,
     place: u64,
     pieces: Vec<WriteId>,
+    /// Its writes sync themselves.
+    syncs: bool,
     plan: FlushPlan,
     entries: Vec<RunEntry>,
 }

@@ -172,7 +172,8 @@ impl Shard {
             pieces.push(world.disk.submit(segment, place + (at * WRITE_BYTES) as u64, piece)?);
         }
         let (sequence, end) = (placed.sequence, placed.end);
-        self.writing.push_back(Writing { sequence, end, segment, place, pieces, plan, entries });
+        let syncs = is_waited_for && world.rng.once_in(2) && self.tail.write_syncs(sequence);
+        self.writing.push_back(Writing { sequence, end, segment, place, pieces, syncs, plan, entries });
         Ok(())
     }
 }

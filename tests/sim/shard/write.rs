@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ringmain_core::ids::{Position, SegmentSequence};
 
-use super::{Shard, WRITE_BYTES};
+use super::{Shard, WRITE_BYTES, Writing};
 use crate::disk::{Halt, SimDisk};
 use crate::world::World;
 
@@ -42,7 +42,8 @@ impl Shard {
         let piece = world.rng.index(self.writing[at].pieces.len());
         let id = self.writing[at].pieces.swap_remove(piece);
         let is_last = self.writing[at].pieces.is_empty();
-        let written = world.disk.complete(self.writing[at].segment, id);
+        let Writing { segment, syncs, .. } = self.writing[at];
+        let written = if syncs { world.disk.complete_syncing(segment, id) } else { world.disk.complete(segment, id) };
         if !is_last {
             return written;
         }
@@ -51,8 +52,13 @@ impl Shard {
         let sequence = done.sequence;
         let behind = self.written.partition_point(|other| other.end < done.end);
         self.written.insert(behind, done);
+        let synced_before = self.tail.synced();
         if let Some(flushed) = self.tail.extent_completed(sequence) {
             self.flushed_up_to(world, flushed);
+        }
+        if self.tail.synced() > synced_before {
+            world.meet("extent synced by its write");
+            self.synced_up_to(world, self.tail.synced());
         }
         Ok(())
     }
@@ -83,15 +89,19 @@ impl Shard {
         if let Some((covers, ticket)) = self.syncing.take() {
             world.disk.end_sync(ticket)?;
             self.tail.sync_completed(covers);
-            world.note(format!("synced up to {covers}"));
-            let released = self.acks.synced(covers);
-            for mark in &released.ends {
-                self.store.synced(mark);
-                world.ledger.synced(mark.key, mark.next_offset);
-            }
-            self.acked(world, &released.acked);
+            self.synced_up_to(world, covers);
         }
         Ok(())
+    }
+
+    fn synced_up_to(&mut self, world: &mut World, covers: Position) {
+        world.note(format!("synced up to {covers}"));
+        let released = self.acks.synced(covers);
+        for mark in &released.ends {
+            self.store.synced(mark);
+            world.ledger.synced(mark.key, mark.next_offset);
+        }
+        self.acked(world, &released.acked);
     }
 
     pub(super) fn sync(&mut self, world: &mut World) -> Result<(), Halt> {
