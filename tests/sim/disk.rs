@@ -61,7 +61,7 @@ struct SimFile {
     content: Vec<u8>,
     /// What `content` has beyond `durable`, and what is in flight; in order of submission.
     changes: Vec<(WriteId, Change)>,
-    /// Blocks that the device can't read, by number. One that is written again is whole.
+    /// Blocks that the device can't read, by number. One that is written again is whole, once that is durable for good.
     unreadable: BTreeSet<usize>,
 }
 
@@ -102,6 +102,10 @@ fn apply(content: &mut Vec<u8>, place: usize, bytes: &[u8]) {
         content.resize(place + bytes.len(), 0);
     }
     content[place..place + bytes.len()].copy_from_slice(bytes);
+}
+
+fn covers(place: usize, bytes: &[u8], block: usize) -> bool {
+    (place..place + bytes.len()).contains(&(block * BLOCK))
 }
 
 /// Counts down; true when it was at 0.
@@ -241,7 +245,6 @@ impl SimDisk {
         *completed = true;
         let (place, bytes) = (*place, bytes.clone());
         apply(&mut file.content, place, &bytes);
-        file.unreadable.retain(|block| !(place..place + bytes.len()).contains(&(block * BLOCK)));
         if fails { Err(Halt::Failed) } else { Ok(()) }
     }
 
@@ -296,7 +299,10 @@ impl SimDisk {
             for (id, change) in &file.changes {
                 if ticket.covers.contains(id) {
                     match change {
-                        Change::Write { place, bytes, .. } => apply(&mut file.durable, *place, bytes),
+                        Change::Write { place, bytes, .. } => {
+                            apply(&mut file.durable, *place, bytes);
+                            file.unreadable.retain(|block| !covers(*place, bytes, *block));
+                        }
                         Change::SetLen(bytes) => file.durable.resize(*bytes, 0),
                     }
                 }
@@ -331,7 +337,13 @@ impl SegmentSource for SimDisk {
         let from = (place as usize).min(file.content.len());
         let bytes = into.len().min(file.content.len() - from);
         let blocks = from / BLOCK..(from + bytes).div_ceil(BLOCK);
-        if file.unreadable.range(blocks).next().is_some() {
+        let is_rewritten = |block: usize| {
+            file.changes.iter().any(|(_, change)| match change {
+                Change::Write { place, bytes, completed: true } => covers(*place, bytes, block),
+                _ => false,
+            })
+        };
+        if file.unreadable.range(blocks).any(|&block| !is_rewritten(block)) {
             return Err(ReadError::Unreadable);
         }
         into[..bytes].copy_from_slice(&file.content[from..from + bytes]);

@@ -133,8 +133,9 @@ impl Layout {
         let extents = self.files.get(&damage.file).unwrap_or(&no_extents);
         let hits = |range: Range<usize>| all.iter().any(|one| one.file == damage.file && overlap(&range, &one.range));
         let tail = extents.last().map_or(0, |last| last.end);
-        // Extents are looked at one by one where the footer does not stand for them.
-        let is_walked = is_newest || hits(tail..usize::MAX);
+        // Extents are looked at one by one where the footer does not stand for them; the newest segment may turn out to have
+        // died before it began, so that the one before it is the newest.
+        let is_walked = near_newest || hits(tail..usize::MAX);
         let head_hit = |extent: &Placed| hits(extent.place..extent.directory_end);
         for (at, extent) in extents.iter().enumerate() {
             if !overlap(&damage.range, &(extent.place..extent.end)) {

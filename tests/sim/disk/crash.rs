@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ringmain_core::ids::SegmentSequence;
 
-use super::{Change, Fuse, SECTOR, SimDisk, apply};
+use super::{Change, Fuse, SECTOR, SimDisk, apply, covers};
 use crate::rng::Rng;
 
 /// What kills the process.
@@ -65,7 +65,10 @@ impl SimDisk {
                             }
                         }
                     }
-                    Change::Write { place, bytes, .. } if survives => apply(&mut file.durable, place, &bytes),
+                    Change::Write { place, bytes, .. } if survives => {
+                        apply(&mut file.durable, place, &bytes);
+                        file.unreadable.retain(|block| !covers(place, &bytes, *block));
+                    }
                     _ => {}
                 }
             }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ringmain_core::ids::SegmentSequence;
 
-use super::{BLOCK, SECTOR, SimDisk};
+use super::{BLOCK, Change, SECTOR, SimDisk};
 
 /// What happens to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,12 @@ impl SimDisk {
         let file_id = self.file_id(segment)?;
         let file = self.file(segment);
         let bytes = file.content.get(range.clone())?;
-        if file.durable.get(range.clone()) != Some(bytes) {
+        // What is still on its way to the disk would undo it.
+        let is_pending = |change: &Change| match change {
+            Change::Write { place, bytes, .. } => *place < range.end && range.start < place + bytes.len(),
+            Change::SetLen(_) => false,
+        };
+        if file.durable.get(range.clone()) != Some(bytes) || file.changes.iter().any(|(_, change)| is_pending(change)) {
             return None;
         }
         match kind {
