@@ -256,6 +256,7 @@ impl SimDisk {
         let at = file.changes.iter().position(|(other, _)| *other == id).expect("it has just completed");
         let (_, Change::Write { place, bytes, .. }) = file.changes.remove(at) else { panic!("{id:?} is no write") };
         apply(&mut file.durable, place, &bytes);
+        file.unreadable.retain(|block| !covers(place, &bytes, *block));
         for (_, change) in &mut file.changes[..at] {
             if let Change::Write { place: before, bytes: old, .. } = change {
                 let from = place.max(*before);
