@@ -64,14 +64,19 @@ def span(values):
     return f"{middle} ({low} .. {high})"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(what):
+    """The flags that all measurements have."""
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--binary", default="target/release/ringmain")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="a directory on the disk to be measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--memory", default="1GiB")
-    options = parser.parse_args()
+    return parser
+
+
+def main():
+    options = arguments(__doc__.splitlines()[0]).parse_args()
     directory = tempfile.mkdtemp(prefix="ringmain-measure-", dir=options.dir)
     broker, address, http = serve(options.binary, directory, options.memory)
     disks, echoes, loads = [], [], {name: [] for name, _ in LOADS}

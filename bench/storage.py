@@ -7,7 +7,6 @@ Each figure is a ratio of two measurements of one round. With `--throttle MB_PER
 slowed down for the lines that say so; without, they are left out.
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ import subprocess
 import tempfile
 import time
 
-from measure import ask, serve, span
+from measure import arguments, ask, serve, span
 
 WARM_UP = ["--warm-up-seconds", "1"]
 ONE_BY_TEN = "--topics 1 --partitions 10"
@@ -146,12 +145,7 @@ def add(table, row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--binary", default="target/release/ringmain")
-    parser.add_argument("--dir", default=tempfile.gettempdir(), help="a directory on the disk to be measured")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--memory", default="1GiB")
+    parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--throttle", type=int, metavar="MB_PER_S", help="also measure with a slower device")
     options = parser.parse_args()
     table = {}

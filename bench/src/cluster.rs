@@ -62,11 +62,7 @@ impl Cluster {
     }
 
     async fn metadata(&self, topics: &[String]) -> Result<Metadata> {
-        let request = Request::Metadata(MetadataRequest {
-            topics: topics.to_vec(),
-            known_version: 0,
-            ..MetadataRequest::default()
-        });
+        let request = Request::Metadata(MetadataRequest { topics: topics.to_vec(), ..MetadataRequest::default() });
         match ask(&self.control, &request).await? {
             Response::Metadata(metadata) => Ok(metadata),
             other => Err(unexpected("metadata", &other)),
@@ -125,11 +121,7 @@ impl Cluster {
         self.ask_all(names.iter().map(create).collect()).await?;
         // The answers came from the master, which does not know the shards of a broker: the broker's metadata does.
         let describe = |name: &String| {
-            Request::Metadata(MetadataRequest {
-                topics: vec![name.clone()],
-                known_version: 0,
-                ..MetadataRequest::default()
-            })
+            Request::Metadata(MetadataRequest { topics: vec![name.clone()], ..MetadataRequest::default() })
         };
         let answers = self.ask_all(names.iter().map(describe).collect()).await?;
         let mut targets = Vec::new();

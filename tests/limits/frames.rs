@@ -17,6 +17,11 @@ use crate::support::*;
 /// A healthy round takes milliseconds; the machine may be busy.
 const ROUND_MAX: Duration = Duration::from_secs(15);
 
+/// A valid request whose answer says that the connection lives.
+fn probe() -> Vec<u8> {
+    frame(&Request::Metadata(MetadataRequest { topics: vec!["?".into()], ..MetadataRequest::default() }), u64::MAX, &[])
+}
+
 fn with_healthy(test: impl FnOnce(&mut Broker)) {
     let place = Place::new();
     let mut broker = place.start(1, "64MiB");
@@ -181,7 +186,6 @@ fn samples(broker: &Broker) -> Vec<Vec<u8>> {
         frame(
             &Request::Metadata(MetadataRequest {
                 topics: vec!["mutated".into(), "x".into()],
-                known_version: 0,
                 ..MetadataRequest::default()
             }),
             4,
@@ -259,15 +263,7 @@ fn send_mutated(broker: &mut Broker, seed: u64, count: usize) -> usize {
         let sample = &samples[random.below(samples.len())];
         let bytes = mutate(&mut random, sample);
         // A valid request behind it, whose answer says that the connection lives.
-        let probe = frame(
-            &Request::Metadata(MetadataRequest {
-                topics: vec!["?".into()],
-                known_version: 0,
-                ..MetadataRequest::default()
-            }),
-            u64::MAX,
-            &[],
-        );
+        let probe = probe();
         let written = std::io::Write::write_all(&mut client.stream, &[bytes, probe].concat());
         let lives = written.is_ok()
             && loop {
@@ -324,15 +320,7 @@ fn hostile_flatbuffers_break_nothing() {
                 let mut bytes = valid.clone();
                 let offset = (8 + target) as i64 - at as i64;
                 bytes[at..at + 4].copy_from_slice(&(offset as i32).to_le_bytes());
-                let probe = frame(
-                    &Request::Metadata(MetadataRequest {
-                        topics: vec!["?".into()],
-                        known_version: 0,
-                        ..MetadataRequest::default()
-                    }),
-                    u64::MAX,
-                    &[],
-                );
+                let probe = probe();
                 let written = std::io::Write::write_all(&mut client.stream, &[bytes, probe].concat());
                 let lives = written.is_ok()
                     && loop {

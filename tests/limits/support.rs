@@ -304,7 +304,7 @@ impl Client {
 
     pub fn metadata(&mut self, topics: &[&str]) -> Metadata {
         let topics = topics.iter().map(|name| (*name).to_owned()).collect();
-        match self.ask(&Request::Metadata(MetadataRequest { topics, known_version: 0, ..MetadataRequest::default() })) {
+        match self.ask(&Request::Metadata(MetadataRequest { topics, ..MetadataRequest::default() })) {
             Response::Metadata(metadata) => metadata,
             other => panic!("{other:?}"),
         }

@@ -83,11 +83,8 @@ fn a_topic_is_made_seen_and_deleted() {
     assert_eq!((made.topic.topic_id, made.topic.stores, made.topic.partitions.len()), (TopicId(1), 2, 3));
     assert_eq!(error_code(&ask(&mut stream, &Request::CreateTopic(new))), ErrorCode::TOPIC_EXISTS);
 
-    let request = MetadataRequest {
-        topics: vec!["orders".to_owned(), "none".to_owned()],
-        known_version: 0,
-        ..MetadataRequest::default()
-    };
+    let request =
+        MetadataRequest { topics: vec!["orders".to_owned(), "none".to_owned()], ..MetadataRequest::default() };
     let Response::Metadata(metadata) = ask(&mut stream, &Request::Metadata(request)) else { panic!() };
     assert_eq!((metadata.version, metadata.brokers[0].host.as_str()), (made.version, "broker.example"));
     assert_eq!(metadata.topic("orders").unwrap(), &made.topic);

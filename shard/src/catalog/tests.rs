@@ -194,19 +194,25 @@ fn a_topic_written_before_there_was_retention_has_the_default_settings() {
     let levels = TopicSettings { durability_default: Durability::Synced, ..TopicSettings::default() };
     let mut old = topic(2, 1, 3);
     old.info.settings = levels;
-    let mut record = record::write(&Body::Put(old.clone())).unwrap();
-    // Without the two bounds at its end; the body is followed by its padding.
-    let body_bytes = u32::from_le_bytes(*record.first_chunk::<4>().unwrap()) - 16;
-    record.truncate(8 + body_bytes as usize);
-    record[..4].copy_from_slice(&body_bytes.to_le_bytes());
-    let mut crc = ringmain_core::crc::Crc32c::default();
-    crc.update(&record[..4]);
-    crc.update(&record[8..]);
-    let crc = crc.finish();
-    record[4..8].copy_from_slice(&crc.to_le_bytes());
-    record.resize(record.len().next_multiple_of(8), 0);
+    let record = record::write(&Body::Put(old.clone())).unwrap();
+    // Without the two bounds at its end.
+    let record = with_body(&record, |body| body.truncate(body.len() - 16));
     let Some(Record::Whole(read, _)) = record::read(&record) else { panic!("no record") };
     assert_eq!(read, Body::Put(old));
+}
+
+/// The record with another body, sealed anew.
+fn with_body(record: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let body_bytes = u32::from_le_bytes(*record.first_chunk::<4>().unwrap()) as usize;
+    let mut body = record[8..8 + body_bytes].to_vec();
+    change(&mut body);
+    let size = (body.len() as u32).to_le_bytes();
+    let mut crc = ringmain_core::crc::Crc32c::default();
+    crc.update(&size);
+    crc.update(&body);
+    let mut record = [&size[..], &crc.finish().to_le_bytes(), &body].concat();
+    record.resize(record.len().next_multiple_of(8), 0);
+    record
 }
 
 #[test]
@@ -220,17 +226,7 @@ fn a_whole_record_of_an_unknown_form_is_refused_and_never_cut() {
     drop(catalog);
     // The record of topic 2 with a longer body and the right CRC.
     let whole = fs::read(&path).unwrap();
-    let mut record = whole[known.len()..].to_vec();
-    let body_bytes = u32::from_le_bytes(*record.first_chunk::<4>().unwrap()) + 8;
-    record.truncate(8 + body_bytes as usize - 8);
-    record.extend([7; 8]);
-    record[..4].copy_from_slice(&body_bytes.to_le_bytes());
-    let mut crc = ringmain_core::crc::Crc32c::default();
-    crc.update(&record[..4]);
-    crc.update(&record[8..]);
-    let crc = crc.finish();
-    record[4..8].copy_from_slice(&crc.to_le_bytes());
-    record.resize(record.len().next_multiple_of(8), 0);
+    let record = with_body(&whole[known.len()..], |body| body.extend([7; 8]));
     let newer = [known.as_slice(), &record].concat();
     fs::write(&path, &newer).unwrap();
     let place = known.len() as u64;

@@ -8,8 +8,8 @@ use crate::runtime::spawn_local;
 use crate::shard::Shard;
 
 impl LogWriter {
-    /// Waits until the log may take the next extent: it has not failed meanwhile, and no zeros are being written where the next extent of `extent_bytes` goes. Called by the flusher, right
-    /// before [`LogWriter::place`].
+    /// Waits until the log may take the next extent: it has not failed meanwhile, and no zeros are being written where the next
+    /// extent of `extent_bytes` goes. Called by the flusher, right before [`LogWriter::place`].
     pub(crate) async fn wait_for_fill(&self, shard: &Shard, extent_bytes: u32) -> Result<(), String> {
         loop {
             let place = self.tail.borrow().open_segment().map_or(0, |open| open.place);

@@ -195,8 +195,8 @@ impl Lane {
         Ok(Pushed { delivery, first, sealed: true })
     }
 
-    /// The next batch to send, once there is one (nothing is lost when the future is dropped): a full one, or the open one when it has lingered. None when the lane is
-    /// closing and empty.
+    /// The next batch to send, once there is one: a full one, or the open one when it has lingered. None when the lane is
+    /// closing and empty. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&self) -> Option<ReadyBatch> {
         loop {
             let work = self.work.notified();
