@@ -157,6 +157,27 @@ fn shards_may_be_added_for_new_stores_but_not_taken_away() {
 }
 
 #[test]
+fn the_same_shards_go_on_with_one_cpu_after_a_kill() {
+    let (mut stage, broker) = Stage::new(TWO_SHARDS);
+    for level in [Durability::Memory, Durability::Synced] {
+        stage.produce(&broker, level);
+    }
+    broker.kill();
+    // What this thread may use, the processes that it starts may use.
+    let all = rustix::thread::sched_getaffinity(None).unwrap();
+    let mut one = rustix::thread::CpuSet::new();
+    one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu)).unwrap());
+    rustix::thread::sched_setaffinity(None, &one).unwrap();
+    let broker = stage.home.start();
+    rustix::thread::sched_setaffinity(None, &all).unwrap();
+    assert_eq!(http_get(&broker.http, "/metrics").matches("\nringmain_epoch{").count(), 2, "both shards are there");
+    stage.check(&broker, 0);
+    stage.produce(&broker, Durability::Flushed);
+    stage.check(&broker, 0);
+    broker.stop();
+}
+
+#[test]
 fn a_copied_data_directory_is_served_and_the_arena_of_the_original_is_left_alone() {
     let (mut stage, broker) = Stage::new(TWO_SHARDS);
     stage.produce(&broker, Durability::Flushed);
