@@ -126,6 +126,16 @@ impl ErrorCode {
         matches!(self.action(), ClientAction::Retry | ClientAction::Refresh | ClientAction::BackOff)
     }
 
+    /// Whether a produce that was answered with it may be stored all the same (PROTOCOL 2.1); of numbers that are not known
+    /// here nothing else can be said.
+    #[must_use]
+    pub fn leaves_fate_open(self) -> bool {
+        matches!(
+            self,
+            Self::INTERNAL | Self::UNAVAILABLE | Self::STORE_FAILED | Self::TIMED_OUT | Self::SEQUENCE_UNKNOWN
+        ) || !Self::ALL.contains(&self)
+    }
+
     /// Whether the client should fetch new metadata before it tries again or gives up: its idea of topics and owners may
     /// be old.
     #[must_use]
@@ -162,6 +172,13 @@ mod tests {
         assert_eq!(ErrorCode(419), ErrorCode::SERVER_BUSY);
         assert_eq!(ErrorCode(431), ErrorCode::TOPIC_NOT_FOUND);
         assert!(ErrorCode::SERVER_BUSY.retriable() && !ErrorCode::TOO_LARGE.retriable());
+    }
+
+    #[test]
+    fn what_the_protocol_says_of_a_fate_that_is_open_holds() {
+        let open = ErrorCode::ALL.iter().filter(|code| code.leaves_fate_open()).map(|code| code.0);
+        assert_eq!(open.collect::<Vec<_>>(), [500, 503, 604, 606, 622]);
+        assert!(ErrorCode(599).leaves_fate_open() && !ErrorCode::SERVER_BUSY.leaves_fate_open());
     }
 
     #[test]

@@ -188,8 +188,7 @@ impl Client {
             Err(error) => error,
         };
         // Without the server's word, and with these words of it, the batch may be in the log or not.
-        let open =
-            matches!(error.code(), None | Some(ErrorCode::TIMED_OUT | ErrorCode::STORE_FAILED | ErrorCode::INTERNAL));
+        let open = error.code().is_none_or(ErrorCode::leaves_fate_open);
         if open {
             ledger.unknown(sent.sequence, count);
             result.unknown += 1;

@@ -229,6 +229,5 @@ impl<'a> Pipeline<'a> {
 
 /// Whether the broker has said that this attempt stored nothing.
 fn is_refusal(error: &ClientError) -> bool {
-    let unknown = |code| matches!(code, ErrorCode::TIMED_OUT | ErrorCode::INTERNAL);
-    matches!(error, ClientError::Server { code, .. } if !unknown(*code))
+    matches!(error, ClientError::Server { code, .. } if !code.leaves_fate_open())
 }
